@@ -1,0 +1,246 @@
+"""Files that stages meet through: atomic writes, fingerprints, the table of predictions, the run folder.
+
+Nothing here imports torch: ``certify`` and ``report`` read a run folder on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.errors import UserError
+
+# One row an example: what one model said about it. `loss` is the cross-entropy over the label space of the task
+# description, `score` the probability of the predicted class.
+PREDICTIONS = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("label", pa.string(), nullable=False),
+        pa.field("prediction", pa.string(), nullable=False),
+        pa.field("loss", pa.float64(), nullable=False),
+        pa.field("score", pa.float64(), nullable=False),
+    ]
+)
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it into place in one step.
+
+    A kill at any moment leaves either the old file or the new one, never half of one.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _not_writable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {path}",
+        found=error.strerror or str(error),
+        do="free some space or choose a folder that can be written; what was there before is untouched",
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text atomically."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+
+def canonical_json(value: Any) -> str:
+    """The one spelling of a JSON value that fingerprints are made of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, readable by people."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; a missing or broken file is a :class:`UserError`."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist", do="check the path") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable as JSON", found=str(error)) from error
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSON-lines file; a last line cut short by a crash is passed over."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)
+
+
+def fingerprint_bytes(*chunks: bytes) -> str:
+    """``sha256:<hex>`` of the chunks one after another."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def fingerprint_json(value: Any) -> str:
+    """Fingerprint of a JSON value, whatever the order of its keys."""
+    return fingerprint_bytes(canonical_json(value).encode())
+
+
+def fingerprint_file(path: Path) -> str:
+    """Fingerprint of a file's bytes, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def fingerprint_ids(ids: Iterable[str]) -> str:
+    """Fingerprint of a set of examples: their content hashes, in any order."""
+    return fingerprint_bytes(*(f"{one}\n".encode() for one in sorted(ids)))
+
+
+def write_predictions(path: Path, table: pa.Table) -> None:
+    """Write a table of predictions as Parquet, after checking its columns, its ids and its numbers."""
+    table = table.select(PREDICTIONS.names).cast(PREDICTIONS)
+    if len(table) != pc.count_distinct(table["example_id"]).as_py():
+        raise ValueError("a table of predictions names each example once")
+    write_atomic(path, lambda temporary: pq.write_table(table, temporary))
+
+
+def read_predictions(path: Path) -> pa.Table:
+    """Read a table of predictions written by :func:`write_predictions`."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist", do="write predictions with `holdfast evaluate`")
+    table = pq.read_table(path)
+    missing = [name for name in PREDICTIONS.names if name not in table.column_names]
+    if missing:
+        raise UserError(
+            f"{path} is not a table of predictions",
+            expected=f"columns {', '.join(PREDICTIONS.names)}",
+            found=f"without {', '.join(missing)}",
+        )
+    return table.select(PREDICTIONS.names).cast(PREDICTIONS)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What is in a run folder, by name. Stages use these paths and no others."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The round as it was run, every default written out."""
+        return self.root / "round.json"
+
+    @property
+    def state(self) -> Path:
+        """Status, versions, fingerprints of parent, data and config."""
+        return self.root / "run.json"
+
+    @property
+    def roles(self) -> Path:
+        """Which example serves as what (Parquet: example_id, class, role, source, locator)."""
+        return self.root / "roles.parquet"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logged step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Training state at a step, enough to go on from there bit for bit."""
+        return self.root / "checkpoints"
+
+    @property
+    def candidates(self) -> Path:
+        """Model folders that the choice is made among."""
+        return self.root / "candidates"
+
+    @property
+    def model(self) -> Path:
+        """The model that the round hands back."""
+        return self.root / "model"
+
+    @property
+    def result(self) -> Path:
+        """The choice, the per-task table, the verdict."""
+        return self.root / "result.json"
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate, where one was asked for."""
+        return self.root / "certificate.json"
+
+    def predictions(self, model: str, role: str) -> Path:
+        """Predictions of one model (``old``, ``new`` or a candidate) on the examples of one role."""
+        return self.root / "predictions" / f"{model}-{role}.parquet"
+
+    @classmethod
+    def create(cls, root: Path) -> RunFolder:
+        """Make a new run folder; one that holds files already is refused."""
+        if root.exists() and not root.is_dir():
+            raise UserError(f"{root} is a file", expected="a folder that does not exist yet, or an empty one")
+        if root.exists() and any(root.iterdir()):
+            raise UserError(
+                f"the run folder {root} is not empty",
+                expected="a folder that does not exist yet, or an empty one",
+                do="choose another with --out, or go on with the run that is in it with --resume",
+            )
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_writable(root, error) from error
+        return cls(root)
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        """Open the run folder of a run that was begun."""
+        folder = cls(root)
+        if not folder.state.exists():
+            raise UserError(f"{root} is not a run folder", expected="a folder that `holdfast develop` made")
+        return folder

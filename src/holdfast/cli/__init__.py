@@ -1,0 +1,52 @@
+"""The command line: one short function a subcommand, in the module of the same name.
+
+Heavy imports (torch, pyarrow, scipy) happen inside the functions, so that ``--help`` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from holdfast._version import __version__
+from holdfast.errors import Exit, HoldfastError
+
+app = typer.Typer(
+    name="holdfast",
+    help="Improve a CLIP model on one weak class without losing any class it already serves, and prove it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done (or certified) · 1 failure · 2 your input · 3 a fault was shown (regressed, leak, "
+    "changed fingerprint) · 4 undecided, or the old model was kept · 130/143 interrupted.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
+    """Improve a CLIP model on one weak class without losing any class it already serves, and prove it."""
+    if version:
+        print(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; errors meant for people are printed without a traceback."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except HoldfastError as error:
+        console.print(Text("error: ", style="bold red") + Text(error.text()), soft_wrap=True)
+        sys.exit(int(error.exit_code))
+    except click.exceptions.Abort:
+        sys.exit(int(Exit.INTERRUPTED))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(Exit.USER))
+    except KeyboardInterrupt:
+        sys.exit(int(Exit.INTERRUPTED))
