@@ -1,0 +1,185 @@
+"""From positions to batches. What a step draws is a pure function of (seed, step).
+
+There is no sampler state that a checkpoint could forget: resuming at step t draws what step t would have drawn. Draws
+are made for all ranks together, without repeats; each rank reads its share (:meth:`holdfast.runtime.Runtime.share`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.data.tasks import Batch, Draw, RoundData, View
+from holdfast.data.views import look, random_views
+from holdfast.errors import UserError
+from holdfast.runtime import Runtime, derive_seed, generator
+
+
+class Pool:
+    """Positions 0 … size-1, shuffled anew each epoch; a step takes the next ``take`` of them.
+
+    The tail of an epoch that would not fill a step is left out, so that no step repeats a position.
+    """
+
+    def __init__(self, size: int, take: int, *name: int | str) -> None:
+        self.size, self.take, self.name = size, min(take, size), name
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def draw(self, step: int) -> np.ndarray:
+        """Positions of one step."""
+        if self.take == 0:
+            return np.empty(0, dtype=np.int64)
+        epoch, place = divmod(step, self.size // self.take)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, generator(*self.name, epoch).permutation(self.size)
+        return self._order[place * self.take : (place + 1) * self.take]
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How much of everything a step takes, over all ranks together."""
+
+    target: int
+    negatives: int
+    tasks: int | None  # |B_c|; None: all of them
+    per_task: int  # |B_k|
+
+
+class RoundSampler:
+    """Draws the positions of a step: target pairs, negatives, protected tasks and their minibatches."""
+
+    def __init__(self, data: RoundData, sizes: BatchSizes, seed: int) -> None:
+        m = data.tasks.num_protected
+        if len(data.target) == 0:
+            raise UserError("the target has no training pairs", do="add images of the target class, or pairs")
+        if len(data.negatives) == 0:
+            raise UserError("there are no negatives to contrast the target with", do="set data.negatives")
+        self.seed = seed
+        self._target = Pool(len(data.target), sizes.target, seed, "target")
+        self._negatives = Pool(len(data.negatives), sizes.negatives, seed, "negatives")
+        self._tasks = Pool(m, sizes.tasks or m, seed, "tasks")
+        self._of_task = [data.constraint.of_class(k) for k in range(m)]
+        self._images = [
+            Pool(len(positions), sizes.per_task, seed, "images", data.tasks.protected[k])
+            for k, positions in enumerate(self._of_task)
+        ]
+
+    def draw(self, step: int) -> Draw:
+        """What step ``step`` (from 0) is made of."""
+        tasks = np.sort(self._tasks.draw(step))
+        protected = [self._of_task[k][self._images[k].draw(step)] for k in tasks]
+        return Draw(
+            target=self._target.draw(step),
+            negatives=self._negatives.draw(step),
+            tasks=tasks,
+            protected=np.concatenate(protected) if protected else np.empty(0, dtype=np.int64),
+            view_seed=derive_seed(self.seed, "views", step),
+        )
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """Which pictures are seen through random views, and how far a view may stray."""
+
+    augment_pairs: bool  # target pairs and negatives
+    protected: str  # "clean", "paired" (one random view through both models) or "mismatched" (random new, clean old)
+    crop_scale: tuple[float, float]
+    flip: bool
+
+
+class BatchMaker:
+    """Turns a :class:`Draw` into this rank's :class:`Batch`: reads pixels, moves them over, makes the views there."""
+
+    def __init__(
+        self,
+        data: RoundData,
+        tokenize: Callable[[Sequence[str]], Tensor],
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        views: ViewSettings,
+        runtime: Runtime,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.data, self.views, self.runtime, self.dtype = data, views, runtime, dtype
+        self.mean, self.std = mean, std
+        self._target_tokens = _tokenize_once(data.target.texts, tokenize)
+        self._negative_tokens = _tokenize_once(data.negatives.texts, tokenize)
+
+    def make(self, draw: Draw) -> Batch:
+        """This rank's part of the step."""
+        share, data, device = self.runtime.share, self.data, self.runtime.device
+        target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
+        pair_views = self._pair_views(draw)
+        protected_pixels = self._to_device(data.constraint.images(protected))
+        protected_view = self._protected_view(draw)
+        return Batch(
+            target_images=self._look(data.target.images(target), pair_views and pair_views[0]),
+            target_tokens=self._target_tokens[target].to(device, non_blocking=True),
+            target_index=torch.from_numpy(target).to(device),
+            negative_images=self._look(data.negatives.images(negatives), pair_views and pair_views[1]),
+            negative_tokens=self._negative_tokens[negatives].to(device, non_blocking=True),
+            negative_index=torch.from_numpy(negatives).to(device),
+            protected_images=look(protected_pixels, self.mean, self.std, protected_view, self.dtype),
+            protected_old_images=look(protected_pixels, self.mean, self.std, None, self.dtype)
+            if self.views.protected == "mismatched"
+            else None,
+            protected_task=torch.from_numpy(data.constraint.labels[protected]).to(device),
+            protected_index=torch.from_numpy(protected).to(device),
+            tasks=torch.from_numpy(draw.tasks).to(device),
+            target_total=len(draw.target),
+            negative_total=len(draw.negatives),
+            protected_total=len(draw.protected),
+        )
+
+    def _to_device(self, pixels: Tensor) -> Tensor:
+        if self.runtime.device.type == "cuda":
+            pixels = pixels.pin_memory()
+        return pixels.to(self.runtime.device, non_blocking=True)
+
+    def _look(self, pixels: Tensor, view: View | None) -> Tensor:
+        return look(self._to_device(pixels), self.mean, self.std, view, self.dtype)
+
+    def _views(self, count: int, seed: int) -> View:
+        # Drawn for all ranks together, then shared out: a picture's view does not depend on the number of ranks.
+        views = random_views(count, seed, crop_scale=self.views.crop_scale, flip=self.views.flip)
+        return views[slice(self.runtime.rank, None, self.runtime.world)]
+
+    def _pair_views(self, draw: Draw) -> tuple[View, View] | None:
+        if not self.views.augment_pairs:
+            return None
+        return (
+            self._views(len(draw.target), derive_seed(draw.view_seed, "target")),
+            self._views(len(draw.negatives), derive_seed(draw.view_seed, "negatives")),
+        )
+
+    def _protected_view(self, draw: Draw) -> View | None:
+        if self.views.protected == "clean":
+            return None
+        return self._views(len(draw.protected), derive_seed(draw.view_seed, "protected"))
+
+
+def _tokenize_once(texts: Sequence[str], tokenize: Callable[[Sequence[str]], Tensor]) -> Tensor:
+    """Tokens of all texts [n, L]; many pairs share one prompt, which is tokenised once."""
+    distinct = list(dict.fromkeys(texts))
+    place = {text: row for row, text in enumerate(distinct)}
+    tokens = tokenize(distinct)
+    return tokens[torch.tensor([place[text] for text in texts], dtype=torch.long)]
+
+
+def batches(sampler: RoundSampler, maker: BatchMaker, start: int, stop: int, ahead: int = 2) -> Iterator[Batch]:
+    """Batches of steps ``start`` … ``stop``-1, read ``ahead`` of time in a thread."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
+        waiting: list[Future[Batch]] = []
+        for step in range(start, stop):
+            while len(waiting) <= ahead and step + len(waiting) < stop:
+                waiting.append(reader.submit(_one, sampler, maker, step + len(waiting)))
+            yield waiting.pop(0).result()
+
+
+def _one(sampler: RoundSampler, maker: BatchMaker, step: int) -> Batch:
+    return maker.make(sampler.draw(step))

@@ -1,0 +1,51 @@
+"""Views of pictures, made on the training device: the evaluation view, and random crops that two models can share."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.data.tasks import View
+
+
+def random_views(
+    count: int, seed: int, *, crop_scale: tuple[float, float] = (0.7, 1.0), flip: bool = False, stretch: float = 4 / 3
+) -> View:
+    """``count`` random crops: area between the two shares of ``crop_scale``, aspect ratio up to ``stretch``."""
+    random = torch.Generator().manual_seed(seed)
+    area = torch.empty(count).uniform_(*crop_scale, generator=random)
+    ratio = torch.empty(count).uniform_(-1, 1, generator=random).mul(torch.tensor(stretch).log()).exp()
+    width = (area * ratio).sqrt().clamp(max=1)
+    height = (area / ratio).sqrt().clamp(max=1)
+    left = torch.rand(count, generator=random) * (1 - width)
+    top = torch.rand(count, generator=random) * (1 - height)
+    mirrored = torch.rand(count, generator=random) < (0.5 if flip else 0.0)
+    return View(torch.stack([left, top, width, height], dim=1), mirrored)
+
+
+def look(
+    images: Tensor,  # [n, 3, S, S] uint8, on the device
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
+    view: View | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Normalised pixels of the evaluation view (``view=None``), or of a crop resized back to the same size."""
+    pixels = images.to(dtype) / 255
+    if view is not None:
+        pixels = _crop(pixels, view)
+    center = torch.tensor(mean, dtype=dtype, device=images.device).view(1, 3, 1, 1)
+    scale = torch.tensor(std, dtype=dtype, device=images.device).view(1, 3, 1, 1)
+    return (pixels - center) / scale
+
+
+def _crop(pixels: Tensor, view: View) -> Tensor:
+    box = view.box.to(pixels)
+    mirror = 1 - 2 * view.flip.to(pixels)
+    left, top, width, height = box.unbind(dim=1)
+    zero = torch.zeros_like(left)
+    # An affine map from output coordinates in [-1, 1] to input ones: scale by the box, move to its centre.
+    rows = torch.stack([width * mirror, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1], dim=1)
+    grid = F.affine_grid(rows.view(-1, 2, 3), list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)

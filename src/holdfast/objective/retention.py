@@ -1,0 +1,116 @@
+"""Retention constraints: one a protected task, for any PyTorch model (method section 4).
+
+Nothing here knows about CLIP, or about the objective that the constraints stand beside.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.objective.estimators import Deferred, MovingAverage, commit_all
+from holdfast.runtime import sum_over_ranks, world_size
+
+Schedule = Literal["constant", "cosine"]
+_Z95 = 1.6448536269514722
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What one step says of every task. Tasks that had no example in the step carry their last u and no h."""
+
+    penalty: Tensor  # its gradient is G_2; add it to your loss
+    h: Tensor  # [m] ĥ_k, nan where the task was not sampled
+    u: Tensor  # [m] moving average of h_k
+    weight: Tensor  # [m] effective weight beta [u_k]_+ of a task in this step, 0 where it was not sampled
+
+
+class RetentionPenalty(Deferred):
+    """beta/(2m) sum_k [h_k]_+^2 with h_k = mean of new minus old loss on task k, estimated from minibatches.
+
+    ::
+
+        ĥ_k  = mean over B_k of l(w, x, y) - l(w_old, x, y)
+        u_k <- (1-gamma_2) u_k + gamma_2 ĥ_k                       first visit: u_k = ĥ_k
+        G_2  = 1/|B_c| sum over sampled k of beta [u_k]_+ grad ĥ_k
+
+    Call it with per-example losses of the new and the old model **on the same images and the same views**. Its buffers
+    (u, the flags, the step count) are the algorithm's state: save them with your checkpoint, and resume.
+
+    ``slack`` (0 in the paper) makes the constraint know its sample: h_k + slack · 1.645 · sd_k / sqrt(n_k) <= 0, where
+    sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``). It vanishes
+    at w_old, so w_old stays feasible.
+
+    ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
+    :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.
+    """
+
+    steps: Tensor
+    sizes: Tensor
+
+    def __init__(
+        self,
+        num_tasks: int,
+        beta: float = 200.0,
+        gamma: float = 0.8,
+        *,
+        schedule: Schedule = "constant",
+        total_steps: int | None = None,
+        slack: float = 0.0,
+        task_sizes: Tensor | None = None,
+        commit: Literal["now", "later"] = "now",
+    ) -> None:
+        super().__init__()
+        if num_tasks < 1:
+            raise ValueError(f"at least one protected task is needed, got {num_tasks}")
+        if schedule == "cosine" and not total_steps:
+            raise ValueError("a cosine-increasing beta needs total_steps")
+        if slack and task_sizes is None:
+            raise ValueError("slack needs task_sizes, the number of constraint images of each task")
+        self.num_tasks, self.beta, self.schedule = num_tasks, beta, schedule
+        self.total_steps, self.slack, self.commit_when = total_steps, slack, commit
+        self.u = MovingAverage(num_tasks, gamma)
+        self.second_moment = MovingAverage(num_tasks, gamma) if slack else None
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("sizes", torch.ones(num_tasks) if task_sizes is None else task_sizes.float())
+
+    def beta_now(self) -> Tensor:
+        """The penalty of this step: constant, or rising as half a cosine from 0 to beta over ``total_steps``."""
+        if self.schedule == "constant" or self.total_steps is None:
+            return torch.full((), self.beta, device=self.steps.device)
+        progress = (self.steps / self.total_steps).clamp(max=1)
+        return self.beta * (1 - torch.cos(math.pi * progress)) / 2
+
+    def forward(self, new_losses: Tensor, old_losses: Tensor, tasks: Tensor) -> Retention:
+        """Penalty and report from per-example losses [n] and task ids [n] in 0 … m-1."""
+        difference = new_losses - old_losses.detach()
+        zeros = difference.new_zeros(self.num_tasks)
+        count = sum_over_ranks(zeros.index_add(0, tasks, torch.ones_like(difference)))
+        present = count > 0
+        share = 1 / count.clamp(min=1)
+        local = zeros.index_add(0, tasks, difference) * share  # this rank's part of ĥ_k
+        h = sum_over_ranks(local)
+        u = self.u.propose_everywhere(h, present)
+        constraint, differentiable = u, local
+        if self.second_moment is not None:
+            local_square = zeros.index_add(0, tasks, difference.square()) * share
+            square = self.second_moment.propose_everywhere(sum_over_ranks(local_square), present)
+            spread = (square - u.square()).clamp(min=0).sqrt()
+            moved = spread > 1e-6  # at w_old the spread is nil and has no gradient
+            factor = torch.where(moved, self.slack * _Z95 / self.sizes.sqrt(), 0)
+            constraint = u + factor * spread
+            # grad sd = (grad E[d²] - 2 u grad E[d]) / (2 sd)
+            differentiable = local + factor / (2 * spread.clamp(min=1e-6)) * (local_square - 2 * u * local)
+        weight = torch.where(present, self.beta_now() * constraint.clamp(min=0), 0)
+        penalty = world_size() * (weight * differentiable).sum() / present.sum().clamp(min=1)
+        if self.commit_when == "now" and self.training:
+            commit_all(self, torch.isfinite(penalty.detach()))
+        return Retention(penalty, torch.where(present, h, torch.nan), u, weight)
+
+    def commit(self, finite: Tensor) -> None:
+        """Count the step; the averages commit themselves."""
+        self.steps += finite

@@ -1,0 +1,140 @@
+"""Where a run happens: device, rank and world, seeds, and the few collective operations the rest needs.
+
+One code path serves one rank and many: every helper is the identity on a single rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from holdfast.errors import UserError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device of this rank and its place in the world."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and talks to the user."""
+        return self.rank == 0
+
+    def share(self, positions: np.ndarray) -> np.ndarray:
+        """This rank's part of positions that were drawn for all ranks together: every world-th, from its rank on."""
+        return positions[self.rank :: self.world]
+
+
+def choose_device(wanted: str) -> torch.device:
+    """``auto``, ``cpu`` or ``cuda[:n]`` -> a device that is really there."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise UserError(
+                "CUDA was asked for and there is none",
+                found=f"torch {torch.__version__} sees no GPU",
+                do="set device = 'cpu' (or 'auto'), or install a driver and a torch build for your GPU",
+            )
+        return torch.device(f"cuda:{local_rank}" if wanted == "cuda" else wanted)
+    if wanted == "cpu":
+        return torch.device("cpu")
+    raise UserError(f"unknown device {wanted!r}", expected="auto, cpu, cuda or cuda:N")
+
+
+@contextmanager
+def started(wanted: str) -> Iterator[Runtime]:
+    """The runtime of this process; joins the process group that ``torchrun`` describes, and leaves it at the end."""
+    device = choose_device(wanted)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+    if world == 1:
+        yield Runtime(device)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Runtime(device, dist.get_rank(), world)
+    finally:
+        dist.destroy_process_group()
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed from names and numbers: streams with different names never share random numbers."""
+    digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A numpy generator of the stream with this name."""
+    return np.random.default_rng(derive_seed(*parts))
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Sum of a tensor over all ranks (a new tensor; no gradient)."""
+    total = tensor.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is up on any rank."""
+    if not dist.is_initialized():
+        return flag
+    raised = torch.tensor(float(flag), device=device)
+    dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+    return bool(raised.item())
+
+
+def world_size() -> int:
+    """Number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all ranks, in rank order; the gradient of a row is the sum of what every rank's loss says of it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, rows: Tensor, total: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rank, world = dist.get_rank(), dist.get_world_size()
+        counts = [len(range(one, total, world)) for one in range(world)]
+        if len(rows) != counts[rank]:
+            raise RuntimeError(f"rank {rank} holds {len(rows)} rows; its share of {total} is {counts[rank]}")
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(world)]
+        dist.all_gather(gathered, padded)
+        cast(Any, ctx).place = (sum(counts[:rank]), counts[rank])
+        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        start, count = cast("tuple[int, int]", cast(Any, ctx).place)
+        return gradient[start : start + count], None
+
+
+def gather(rows: Tensor, total: int) -> Tensor:
+    """Rows of all ranks together, with gradients. ``total`` rows were shared out by :meth:`Runtime.share`."""
+    if not dist.is_initialized():
+        return rows
+    return cast(Tensor, _Gather.apply(rows, total))
