@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.errors import UserError
@@ -83,7 +82,10 @@ def _not_writable(path: Path, error: OSError) -> UserError:
 
 def write_text(path: Path, text: str) -> None:
     """Write text atomically."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomic(path, write)
 
 
 def canonical_json(value: Any) -> str:
@@ -145,7 +147,7 @@ def fingerprint_ids(ids: Iterable[str]) -> str:
 def write_predictions(path: Path, table: pa.Table) -> None:
     """Write a table of predictions as Parquet, after checking its columns, its ids and its numbers."""
     table = table.select(PREDICTIONS.names).cast(PREDICTIONS)
-    if len(table) != pc.count_distinct(table["example_id"]).as_py():
+    if len(set(table["example_id"].to_pylist())) != len(table):
         raise ValueError("a table of predictions names each example once")
     write_atomic(path, lambda temporary: pq.write_table(table, temporary))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -58,7 +58,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 @contextmanager
-def started(wanted: str) -> Iterator[Runtime]:
+def started(wanted: str) -> Generator[Runtime]:
     """The runtime of this process; joins the process group that ``torchrun`` describes, and leaves it at the end."""
     device = choose_device(wanted)
     world = int(os.environ.get("WORLD_SIZE", "1"))

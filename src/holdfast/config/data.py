@@ -1,33 +1,13 @@
-"""Configuration: one small frozen model a stage, read from strict TOML.
-
-An unknown key is an error that names the nearest known one; contradictions are found before anything is trained.
-Defaults live here and nowhere else; a ROUND.toml holds only the differences.
-"""
+"""Sections about classes and examples."""
 
 from __future__ import annotations
 
-import tomllib
-import types
-import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from holdfast.errors import UserError, nearest
-
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Share = Annotated[int, Field(ge=1)] | Fraction  # a whole number from 1 is a count, a number from 0.0 to 1.0 a fraction
-MovingAverage = Annotated[float, Field(gt=0, le=1)]
-
-
-class Config(BaseModel):
-    """Frozen, strict base of every section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
+from holdfast.config.base import Config, Fraction, Positive, Share
 
 
 class TaskConfig(Config):
@@ -145,78 +125,3 @@ class DataConfig(Config):
         if self.negatives is None:
             return ()
         return self.negatives if isinstance(self.negatives, tuple) else (self.negatives,)
-
-
-Section = TypeVar("Section", bound=Config)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse TOML; a missing or malformed file is a :class:`UserError`."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist", do="write one with `holdfast init`") from error
-    except (IsADirectoryError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a TOML file", found=str(error)) from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML", found=str(error)) from error
-
-
-def parse(model: type[Section], values: dict[str, Any], where: str) -> Section:
-    """Validate ``values`` as ``model``; the first fault becomes a :class:`UserError` that names key and remedy."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise _explain(model, error, where) from None
-
-
-def _explain(model: type[Config], error: ValidationError, where: str) -> UserError:
-    faults = error.errors()
-    # An unknown key explains other faults (a required key that was misspelt), so it comes first.
-    fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
-    location = [str(part) for part in fault["loc"] if not _is_union_tag(part)]
-    key = ".".join(location)
-    if fault["type"] == "extra_forbidden":
-        section = _section_at(model, location[:-1])
-        known = section.model_fields if section is not None else {}
-        return UserError(f"{where}: unknown key {key!r}", do=nearest(location[-1], known))
-    if fault["type"] == "missing":
-        return UserError(f"{where}: the key {key!r} is missing", do=_describe(model, location))
-    message = fault["msg"].removeprefix("Value error, ")
-    found = "" if fault["type"] == "value_error" else repr(fault["input"])
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return UserError(f"{where}: {key + ': ' if key else ''}{message}{more}", found=found)
-
-
-def _is_union_tag(part: int | str) -> bool:
-    return isinstance(part, str) and (part.startswith(("tuple[", "function-")) or part.endswith("Config"))
-
-
-def _section_at(model: type[Config], location: list[str]) -> type[Config] | None:
-    """The section a key path leads into, through optional and tuple types."""
-    section: type[Config] | None = model
-    for name in location:
-        if name.isdigit():
-            continue
-        if section is None or name not in section.model_fields:
-            return None
-        section = _config_in(section.model_fields[name].annotation)
-    return section
-
-
-def _config_in(annotation: Any) -> type[Config] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return annotation
-    if typing.get_origin(annotation) in (tuple, types.UnionType, typing.Union, Annotated):
-        for argument in typing.get_args(annotation):
-            found = _config_in(argument)
-            if found is not None:
-                return found
-    return None
-
-
-def _describe(model: type[Config], location: list[str]) -> str:
-    section = _section_at(model, location[:-1])
-    if section is None or location[-1] not in section.model_fields:
-        return "add it"
-    return f"add it: {section.model_fields[location[-1]].description or 'it has no default'}"

@@ -1,0 +1,38 @@
+"""Configuration: one small frozen model a stage, read from strict TOML.
+
+Contradictions are found before anything is trained. Defaults live here and nowhere else; a ROUND.toml holds only the
+differences.
+"""
+
+from holdfast.config.base import Config, parse, read_toml
+from holdfast.config.data import DataConfig, RolesConfig, SourceConfig, TaskConfig
+from holdfast.config.methods import METHOD_CONFIGS, ContrastConfig, FinetuneConfig, HoldfastConfig, MethodConfig
+from holdfast.config.round import (
+    CertifyConfig,
+    EvaluateConfig,
+    ModelConfig,
+    RoundConfig,
+    TrainConfig,
+    TuneConfig,
+)
+
+__all__ = [
+    "METHOD_CONFIGS",
+    "CertifyConfig",
+    "Config",
+    "ContrastConfig",
+    "DataConfig",
+    "EvaluateConfig",
+    "FinetuneConfig",
+    "HoldfastConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "RolesConfig",
+    "RoundConfig",
+    "SourceConfig",
+    "TaskConfig",
+    "TrainConfig",
+    "TuneConfig",
+    "parse",
+    "read_toml",
+]

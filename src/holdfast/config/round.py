@@ -1,0 +1,164 @@
+"""Sections of a round: model, training, evaluation, certificate, and the round itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from holdfast.config.base import Config, MovingAverage, NonNegativeFloat, Positive, PositiveFloat
+from holdfast.config.data import DataConfig, TaskConfig
+from holdfast.config.methods import HoldfastConfig, MethodConfig
+
+
+class ModelConfig(Config):
+    """[model]: the old model, and what may be added to it."""
+
+    start: Path | None = None
+    """A holdfast model folder (of `holdfast tune`, or of an earlier round). Excludes architecture and weights."""
+    architecture: str | None = None
+    """An OpenCLIP architecture such as ViT-B-16, or `tiny`, which is built offline."""
+    weights: str | None = None
+    """An OpenCLIP tag such as `openai`, or a file (safetensors, or a torch file that loads with weights_only)."""
+    head_rank: Annotated[int, Field(ge=0)] = 32
+    """Rank r of the task-dependent heads; 0 for none."""
+    class_temperature: PositiveFloat = 0.05
+    """tau_0, of the softmax over class prompts."""
+    freeze: Literal["nothing", "image", "text", "towers"] = "nothing"
+    """What is not trained. `towers` leaves the heads only."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if self.start is not None and (self.architecture or self.weights):
+            raise ValueError("give either start (a model folder) or architecture and weights, not both")
+        if self.start is None and not self.architecture:
+            raise ValueError("give start (a model folder) or architecture (and weights)")
+        return self
+
+
+class TrainConfig(Config):
+    """[train]: the one loop."""
+
+    steps: Positive = 2000
+    batch: Annotated[int, Field(ge=2)] = 256
+    """Image-text pairs a step, over all ranks: target pairs and negatives together."""
+    target_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of target pairs in a batch."""
+    tasks_per_step: Positive | None = None
+    """|B_c|, protected tasks visited in a step. Default: all."""
+    images_per_task: Positive = 10
+    """|B_k|, constraint images of each visited task."""
+    optimizer: Literal["adamw", "plain"] = "adamw"
+    """`plain` is Algorithm 1 to the letter: v <- (1-theta) v + theta G, w <- w - eta v."""
+    learning_rate: PositiveFloat = 1e-5
+    """Of AdamW, or eta of the plain form."""
+    head_learning_rate: PositiveFloat | None = None
+    """Of the task-dependent heads. Default: the same."""
+    momentum: MovingAverage = 0.1
+    """theta of the plain form."""
+    weight_decay: NonNegativeFloat = 0.1
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    clip_norm: PositiveFloat | None = None
+    """Gradients are scaled down to this norm. Default: never."""
+    precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
+    """`auto`: bf16 where the device has it, else float32. Weights, similarities and losses stay float32."""
+    device: str = "auto"
+    augment: bool = True
+    """Random views of target pairs and negatives."""
+    crop_scale: tuple[float, float] = (0.7, 1.0)
+    """Least and greatest share of the picture's area in a random view."""
+    flip: bool = False
+    """Random views may be mirrored. Off by default: digits, letters and lane markings have a handedness."""
+    log_every: Positive = 10
+    checkpoint_every: Positive = 200
+    keep_checkpoints: Positive = 2
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale {self.crop_scale} must satisfy 0 < least <= greatest <= 1")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
+        if not 1 <= self.target_pairs < self.batch:
+            raise ValueError(f"batch {self.batch} with target_share {self.target_share:g} leaves one side empty")
+        return self
+
+    @property
+    def target_pairs(self) -> int:
+        """Target pairs of a step; the rest of the batch are negatives."""
+        return round(self.batch * self.target_share)
+
+
+class EvaluateConfig(Config):
+    """[evaluate]: how often to look, on dev images."""
+
+    every: Positive = 200
+    """Steps between evaluations; each makes a candidate."""
+    batch: Positive = 256
+
+
+class CertifyConfig(Config):
+    """[certify]: what is to be proven on the sealed images."""
+
+    margin: float | dict[str, float] = 0.02
+    """epsilon: the loss of accuracy you are ready to accept, fixed beforehand; one number, or one a task."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    looks: Positive = 1
+    """R: how many times this sealed set may be looked at; each look is tested at (1 - confidence) / R."""
+    target_gain: bool = True
+    """Claim also that the target improved."""
+    walk_back: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    """lambda: candidates on the way from the old weights to the new ones."""
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        margins = self.margin if isinstance(self.margin, dict) else {"margin": self.margin}
+        for name, margin in margins.items():
+            if not 0 <= margin < 1:
+                raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1)")
+        if any(not 0 < one <= 1 for one in self.walk_back):
+            raise ValueError(f"walk_back {self.walk_back} must lie in (0, 1]")
+        return self
+
+
+class RoundConfig(Config):
+    """A ROUND.toml: one round of development, from data to verdict."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    task: TaskConfig
+    data: DataConfig
+    model: ModelConfig
+    method: MethodConfig = HoldfastConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    certify: CertifyConfig = CertifyConfig()
+    """Asked for wherever there are sealed images."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_method(cls, values: Any) -> Any:
+        method = values.get("method") if isinstance(values, dict) else None
+        if isinstance(method, dict) and "name" not in method:
+            return {**values, "method": {"name": "holdfast", **method}}
+        return values
+
+
+class TuneConfig(Config):
+    """A TUNE.toml: make a base model on a labelled source, as the paper makes its own."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    classes: tuple[str, ...] | None = None
+    """Classes to tune on. Default: all of the data."""
+    template: str | tuple[str, ...] = "a photo of a {}"
+    names: dict[str, str] = Field(default_factory=dict)
+    objective: Literal["contrastive", "cross_entropy"] = "contrastive"
+    """Global contrastive loss over all classes with their prompts as captions, or cross-entropy over the prompts."""
+    temperature: PositiveFloat = 0.05
+    gamma_pairs: MovingAverage = 0.8
+    data: DataConfig
+    model: ModelConfig
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
