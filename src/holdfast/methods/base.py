@@ -1,0 +1,147 @@
+"""The contract of a method: a module that turns a batch into losses. It never calls backward or step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.data.tasks import Batch, LabelledSet, RoundData
+from holdfast.data.views import look
+from holdfast.model.classifier import Classifier, similarity
+from holdfast.objective.estimators import commit_all
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step yields: terms to differentiate (their sum), and named values to log.
+
+    ``parts`` is keyed by what a term is for (``target``, ``retention``); the loop measures each one's share of the
+    gradient. ``task_losses`` [m] is for methods that want per-task gradients, which the loop computes.
+    """
+
+    parts: Mapping[str, Tensor]
+    values: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # scalars, no gradient
+    per_task: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # [m] each, no gradient
+    task_losses: Tensor | None = None
+
+    @property
+    def surrogate(self) -> Tensor:
+        """The scalar to call backward on."""
+        return torch.stack(tuple(self.parts.values())).sum()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the run in which some parameters are trained. Most methods have one phase: everything, always."""
+
+    name: str
+    share: float  # of the run's steps
+    parameters: tuple[nn.Parameter, ...] | None = None  # None: every parameter that requires a gradient
+
+
+class Method(nn.Module):
+    """Base of all methods. Subclasses set up their state in :meth:`prepare` and write one :meth:`forward`."""
+
+    uses_heads: ClassVar[bool] = False  # whether the model gets task-dependent heads
+    linear: ClassVar[bool] = False  # whether it classifies with a linear head, initialised from the prompts
+    needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.model = model
+        self._old: list[Classifier] = []  # in a list: the frozen model is no part of this module's state
+
+    @property
+    def old(self) -> Classifier:
+        """w_old, frozen."""
+        return self._old[0]
+
+    def prepare(self, old: Classifier, data: RoundData) -> None:
+        """Remember the frozen old model; subclasses size their estimators to the data and cache old losses."""
+        self._old[:] = [old]
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Losses of one step."""
+        raise NotImplementedError
+
+    def adjust_gradients(self, gradient: Tensor, task_gradients: Tensor) -> Tensor:
+        """A replacement for the flat gradient [p], given the tasks' gradients [m, p]."""
+        raise NotImplementedError
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of the run, in order; shares add up to 1."""
+        return (Phase("train", 1.0),)
+
+    def begin_phase(self, phase: int) -> None:
+        """Called when a phase starts (and again when a run resumes in it)."""
+
+    def commit(self, finite: Tensor) -> None:
+        """Make the step's updates of moving averages, once the step has proved finite."""
+        commit_all(self, finite)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """Parameters that require a gradient."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Features of a batch, L2-normalised."""
+
+    target_images: Tensor  # [B, D]
+    target_texts: Tensor  # [B, D] under the target's head
+    negative_images: Tensor  # [N, D]
+    negative_texts: Tensor  # [N, D] under plain W
+    protected_images: Tensor  # [P, D]
+    classes: Tensor  # [K, D]
+
+
+def encode(model: Classifier, batch: Batch) -> Encoded:
+    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower."""
+    counts = [len(batch.target_images), len(batch.negative_images), len(batch.protected_images)]
+    images = model.image_features(torch.cat([batch.target_images, batch.negative_images, batch.protected_images]))
+    target_images, negative_images, protected_images = images.split(counts)
+    target = len(model.classes) - 1  # the target comes last in the label space
+    target_texts, negative_texts, classes = model.text_features_together(
+        batch.target_tokens, target, batch.negative_tokens
+    )
+    return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
+
+
+def class_logits(features: Tensor, classes: Tensor, class_temperature: float) -> Tensor:
+    """s_c(x)/tau_0: [n, D], [K, D] -> [n, K]."""
+    return similarity(features, classes) / class_temperature
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """l(w, x, y), one value an example: [n]."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def soft_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 - softmax(z)_y, a smooth stand-in for the 0-1 loss: [n]."""
+    return 1 - logits.softmax(dim=1).gather(1, labels[:, None]).squeeze(1)
+
+
+LOSSES = {"cross_entropy": cross_entropy, "soft_error": soft_error}
+
+
+@torch.no_grad()
+def clean_logits(model: Classifier, examples: LabelledSet, batch: int = 256) -> Tensor:
+    """Logits of a model on the evaluation view of every example of a set: [n, K], on the model's device."""
+    weight = model.towers.projection
+    matrix = model.class_matrix()
+    view = model.preprocess
+    parts = [
+        model.logits(
+            look(examples.images(slice(i, i + batch)).to(weight.device), view.mean, view.std, None, weight.dtype),
+            matrix,
+        )
+        for i in range(0, len(examples), batch)
+    ]
+    return torch.cat(parts) if parts else matrix.new_zeros(0, len(model.classes))

@@ -1,0 +1,73 @@
+"""The method: target objective under one retention constraint a protected task (Algorithm 1, method section 4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast.config import HoldfastConfig
+from holdfast.data.tasks import Batch, RoundData
+from holdfast.methods.base import LOSSES, Method, StepOutput, class_logits, clean_logits, encode
+from holdfast.methods.finetune import TargetContrast
+from holdfast.model.classifier import Classifier
+from holdfast.objective.retention import RetentionPenalty
+
+
+class Holdfast(Method):
+    """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
+
+    uses_heads = True
+    old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
+
+    def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:
+        super().__init__(model)
+        self.config, self.steps = config, steps
+        self.loss = LOSSES[config.constraint]
+
+    def prepare(self, old: Classifier, data: RoundData) -> None:
+        """Estimators sized to the data; old losses cached where the view is fixed."""
+        super().prepare(old, data)
+        config = self.config
+        self.target = TargetContrast(len(data.target), len(data.negatives), config.temperature, config.gamma_pairs)
+        labels = torch.from_numpy(data.constraint.labels)
+        self.retention = RetentionPenalty(
+            data.tasks.num_protected,
+            config.beta,
+            config.gamma_tasks,
+            schedule=config.beta_schedule,
+            total_steps=self.steps,
+            slack=config.slack,
+            task_sizes=torch.bincount(labels, minlength=data.tasks.num_protected),
+            commit="later",
+        )
+        cached = torch.zeros(0)
+        if config.views == "clean":
+            cached = self.loss(clean_logits(old, data.constraint), labels.to(old.towers.projection.device))
+        self.register_buffer("old_losses", cached)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """G_1 and G_2 of Algorithm 1, as surrogates."""
+        features = encode(self.model, batch)
+        contrast = self.target(features, batch)
+        logits = class_logits(features.protected_images, features.classes, self.model.class_temperature)
+        new = self.loss(logits, batch.protected_task)
+        retention = self.retention(new, self._old_losses(batch), batch.protected_task)
+        return StepOutput(
+            {"target": contrast.surrogate, "retention": retention.penalty},
+            {"objective": contrast.objective},
+            {"h": retention.h, "u": retention.u, "weight": retention.weight},
+        )
+
+    @torch.no_grad()
+    def _old_losses(self, batch: Batch) -> Tensor:
+        """l(w_old, x, y) on the same pictures: cached, or through the old model on the same random view."""
+        if self.config.views == "clean":
+            return self.old_losses[batch.protected_index]
+        images = batch.protected_images if batch.protected_old_images is None else batch.protected_old_images
+        return self.loss(self.old.logits(images, self._old_classes()), batch.protected_task)
+
+    def _old_classes(self) -> Tensor:
+        """The frozen model's class features: computed once."""
+        if not hasattr(self, "_old_matrix"):
+            self._old_matrix = self.old.class_matrix()
+        return self._old_matrix

@@ -1,0 +1,181 @@
+"""The classifier: two towers, task heads and class prompts (or a linear head) over one label space."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holdfast.errors import UserError, nearest
+from holdfast.model.heads import HeadRound, TaskHeads
+from holdfast.model.prompts import class_means, tokenize_prompts
+from holdfast.model.towers import Preprocess, TwoTowers
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """bf16 and fp16 become float32; float32 and float64 stay what they are."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def unit(features: Tensor) -> Tensor:
+    """L2-normalise in full precision."""
+    return functional.normalize(full_precision(features), dim=-1)
+
+
+def similarity(left: Tensor, right: Tensor) -> Tensor:
+    """s_ij = left_i · right_j in full precision, under autocast too."""
+    with torch.autocast(left.device.type, enabled=False):
+        return full_precision(left) @ full_precision(right).T
+
+
+class Classifier(nn.Module):
+    """s_c(x) / tau_0 over the classes of a label space.
+
+    With prompts, s_c(x) = E1(x) · E2_c, where E2_c is the mean over the class's prompts of W_c Ē2(t), normalised.
+    With ``linear`` set, its row c stands in for E2_c.
+    """
+
+    prompt_tokens: Tensor
+    prompt_class: Tensor
+
+    def __init__(
+        self,
+        towers: TwoTowers,
+        classes: Sequence[str],
+        prompts: Sequence[Sequence[str]],
+        class_temperature: float,
+        heads: TaskHeads | None = None,
+    ) -> None:
+        super().__init__()
+        if not class_temperature > 0:
+            raise UserError("the class temperature must be positive", found=str(class_temperature))
+        self.towers = towers
+        self.heads = heads if heads is not None else TaskHeads(towers.embed_dim, towers.text_width)
+        self.classes = tuple(classes)
+        self.prompts = tuple(tuple(group) for group in prompts)
+        self.class_temperature = float(class_temperature)
+        self.linear: nn.Parameter | None = None
+        tokenized = tokenize_prompts(towers.tokenize, self.classes, self.prompts)
+        self._single = tokenized.single
+        self._rows: Tensor | None = None
+        device = towers.projection.device
+        self.register_buffer("prompt_tokens", tokenized.tokens.to(device), persistent=False)
+        self.register_buffer("prompt_class", tokenized.class_of.to(device), persistent=False)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """The towers' evaluation view."""
+        return self.towers.preprocess
+
+    def image_features(self, images: Tensor) -> Tensor:
+        """E1, L2-normalised: [n, 3, S, S] normalised pixels -> [n, D]."""
+        return unit(self.towers.image_features(images))
+
+    def text_features(self, tokens: Tensor, head: int | None = None) -> Tensor:
+        """E2, L2-normalised: [n, L] -> [n, D]; ``head`` is a class index, None is plain W."""
+        return self._text_features(self.towers.text_backbone(tokens), head)
+
+    def class_features(self) -> Tensor:
+        """[K, D]: mean over a class's prompts of their features under its own head, normalised again."""
+        return self._class_features(self.towers.text_backbone(self.prompt_tokens))
+
+    def text_features_together(self, captions: Tensor, head: int, plain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Captions under one class's head, other texts under plain W, and the class features, in one pass of the tower.
+
+        The same values as two calls of :meth:`text_features` and one of :meth:`class_features`.
+        """
+        backbone = self.towers.text_backbone(torch.cat([captions, plain, self.prompt_tokens]))
+        of_captions, of_plain, of_prompts = backbone.split([len(captions), len(plain), len(self.prompt_tokens)])
+        return (
+            self._text_features(of_captions, head),
+            self._text_features(of_plain, None),
+            self._class_features(of_prompts),
+        )
+
+    def _text_features(self, backbone: Tensor, head: int | None) -> Tensor:
+        with torch.autocast(backbone.device.type, enabled=False):
+            backbone = full_precision(backbone)
+            projected = self._plain(backbone)
+            if head is not None:
+                change = self.heads.change_of_one(backbone, self.classes[head])
+                projected = projected if change is None else projected + change
+            return unit(projected)
+
+    def _class_features(self, backbone: Tensor) -> Tensor:
+        with torch.autocast(backbone.device.type, enabled=False):
+            backbone = full_precision(backbone)
+            projected = self._plain(backbone)
+            change = self.heads.change(backbone, self._head_rows(backbone.device))
+            features = unit(projected if change is None else projected + change)
+            return features if self._single else class_means(features, self.prompt_class, len(self.classes))
+
+    def _head_rows(self, device: torch.device) -> Tensor:
+        """Row of each prompt's class in each round's factors, [rounds, P]; computed anew when a round was added."""
+        rows = self._rows
+        if rows is None or rows.shape[0] != len(self.heads.rounds) or rows.device != device:
+            rows = self._rows = self.heads.rows_of(self.classes).to(device)[:, self.prompt_class]
+        return rows
+
+    def _plain(self, backbone: Tensor) -> Tensor:
+        # The change is added to this product, never to W itself: with U = 0 the sum is the old value bit for bit.
+        projected = backbone @ self.towers.projection
+        bias = self.towers.projection_bias
+        return projected if bias is None else projected + bias
+
+    def class_matrix(self) -> Tensor:
+        """What images are compared with, [K, D]: the linear head where there is one, else the prompts' features."""
+        return self.linear if self.linear is not None else self.class_features()
+
+    def logits(self, images: Tensor, class_matrix: Tensor | None = None) -> Tensor:
+        """s_c(x) / tau_0: [n, 3, S, S] -> [n, K]. ``class_matrix`` may be passed in where many batches share it."""
+        features = self.image_features(images)
+        matrix = self.class_matrix() if class_matrix is None else class_matrix
+        return similarity(features, matrix) / self.class_temperature
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits."""
+        return self.logits(images)
+
+    def begin_round(self, rank: int, seed: int) -> HeadRound:
+        """Append a head with U = 0 for every class of the label space; the logits do not change."""
+        added = self.heads.begin_round(self.classes, rank, seed)
+        projection = self.towers.projection
+        self.heads.to(device=projection.device, dtype=projection.dtype)
+        return added
+
+    def use_linear(self) -> nn.Parameter:
+        """Classify with a linear head from now on, initialised from the prompts' features."""
+        with torch.no_grad():
+            self.linear = nn.Parameter(self.class_features().clone())
+        return self.linear
+
+    def class_index(self, name: str) -> int:
+        """Index of a class in the label space."""
+        try:
+            return self.classes.index(name)
+        except ValueError as error:
+            message = f"the model has no class {name!r}"
+            raise UserError(message, do=nearest(name, self.classes)) from error
+
+    def with_classes(
+        self, classes: Sequence[str], prompts: Sequence[Sequence[str]], class_temperature: float | None = None
+    ) -> Classifier:
+        """The same towers and heads, shared and not copied, over another label space."""
+        temperature = self.class_temperature if class_temperature is None else class_temperature
+        other = Classifier(self.towers, classes, prompts, temperature, self.heads.shared())
+        if self.linear is not None:
+            with torch.no_grad():
+                other.linear = nn.Parameter(self.linear[[self.class_index(name) for name in classes]].clone())
+        return other
+
+    def copy(self) -> Classifier:
+        """A deep copy that can be trained without touching this one."""
+        return copy.deepcopy(self)
+
+    def frozen_copy(self) -> Classifier:
+        """A deep copy that nothing trains: the old model w_old of a round."""
+        frozen = self.copy().requires_grad_(False)
+        return frozen.eval()
