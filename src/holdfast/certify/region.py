@@ -1,0 +1,159 @@
+"""The exact unconditional paired score test, its p-values, and lower bounds on a change in accuracy.
+
+Of n images b were gained (old wrong, new right) and c lost (old right, new wrong). The population rates are p01 and
+p10, the change in accuracy is Δ = p01 - p10. The null hypothesis is a loss of at least the margin:
+
+    H0: Δ <= -ε,        T(b, c) = (b - c + nε) / sqrt(n (2q̂ - ε - ε²))
+
+with q̂ the maximum-likelihood estimate of p10 under Δ = -ε. T rises in b and falls in c, so that the p-value
+sup over H0 of P(T >= t) is attained on the line p10 = p01 + ε. `holdfast.certify.line` bounds that supremum from above.
+
+A negative ε asks for a gain of at least -ε. By symmetry T(b, c; ε) = -T(c, b; -ε): the test in the other direction
+(``regressed``) is this test with b and c exchanged and the sign of ε reversed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainc, gammaln
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Two outcomes whose T differ by less than this are ties, and both count: that can only raise a p-value.
+TIE = 1e-8
+# Logarithm of the probability that is left out on either side of a window of d = b + c; it is added back to the bound.
+WINDOW_LOG = 27.6
+LEFT_OUT = 2.0 * math.exp(-WINDOW_LOG)
+# Elements of one block of the vectorised sum: small enough for the processor's cache.
+BLOCK = 1 << 15
+SMALLEST = 1e-300
+
+
+def statistic(gained: int, lost: int, n: int, margin: float) -> float:
+    """The score statistic T(b, c); 0 where nothing flipped and the margin is 0 (p = 1 there).
+
+    q̂ = (sqrt(B² - 8nC) - B) / (4n),  B = -b - c - (2n - b + c) ε,  C = c ε (1 + ε).
+    """
+    linear = -(gained + lost) - (2 * n - gained + lost) * margin
+    constant = lost * margin * (1.0 + margin)
+    root = math.sqrt(max(linear * linear - 8.0 * n * constant, 0.0))
+    # For B > 0 the two terms nearly cancel; the other form of the same root does not.
+    estimate = (root - linear) / (4.0 * n) if linear <= 0 else -2.0 * constant / (root + linear)
+    # V̂ is at least |ε|(1 - |ε|): equality where no image flipped against the sign of the margin.
+    variance = max(2.0 * estimate - margin - margin * margin, abs(margin) * (1.0 - abs(margin)))
+    distance = gained - lost + n * margin
+    return distance / math.sqrt(n * variance) if variance > 0 else 0.0
+
+
+@lru_cache(maxsize=64)
+def _log_factorials(n: int) -> FloatArray:
+    return gammaln(np.arange(n + 2, dtype=np.float64) + 1.0)
+
+
+@dataclass(frozen=True)
+class Region:
+    """The outcomes with T >= t: for d = b + c flips, those with b >= ``first[d]``.
+
+    ``first`` rises by 0 or 1 a step, so that S_d = P(Bin(d, θ) >= first[d]) changes by a single binomial term:
+    S_{d+1} - S_d = +θ^k (1-θ)^{d+1-k} C(d, k-1) where first stays at k, and -θ^k (1-θ)^{d+1-k} C(d, k) where it rises.
+    """
+
+    n: int
+    first: IntArray  # [n+1]
+    sign: FloatArray  # [n] of the step from d to d+1
+    log_coefficient: FloatArray  # [n]
+
+    @classmethod
+    def above(cls, threshold: float, n: int, margin: float) -> Region:
+        """All outcomes whose statistic reaches ``threshold``, ties included."""
+        if threshold > 2 * TIE:
+            first = _first_gained(threshold - TIE, n, margin, TIE)
+        else:
+            # T < t in the swapped problem is T' > -t; what is not in that region is in ours.
+            first = np.arange(n + 1) - _first_gained(-threshold + TIE, n, -margin, -TIE) + 1
+        first = np.maximum(first, 0)
+        flips = np.arange(n)
+        start = first[:-1]
+        rises = first[1:] > start
+        chosen = np.where(rises, start, start - 1)
+        logs = _log_factorials(n)
+        possible = (chosen >= 0) & (chosen <= flips)
+        kept = np.where(possible, chosen, 0)
+        coefficient = np.where(possible, logs[flips] - logs[kept] - logs[flips - kept], -np.inf)
+        return cls(n, first, np.where(rises, -1.0, 1.0), coefficient)
+
+    def probability(self, p01: FloatArray, p10: FloatArray) -> FloatArray:
+        """P(T >= t) at pairs of rates, each within ``LEFT_OUT`` and rounding.
+
+        Sum over d of Bin(n, D)(d) * P(Bin(d, p01/D) >= first[d]), D = p01 + p10, over the d that matter.
+        """
+        flip = p01 + p10
+        order = np.argsort(flip)
+        result = np.empty_like(flip)
+        variance = self.n * flip * np.maximum(1.0 - flip, 0.0)
+        # Bernstein: P(|d - nD| >= x) <= 2 exp(-x² / (2 (nD(1-D) + x/3))) = LEFT_OUT.
+        reach = WINDOW_LOG / 3.0 + np.sqrt(WINDOW_LOG**2 / 9.0 + 2.0 * WINDOW_LOG * variance)
+        low = np.clip(np.floor(self.n * flip - reach), 0, self.n).astype(np.int64)
+        width = np.clip(np.ceil(self.n * flip + reach), 0, self.n).astype(np.int64) - low + 1
+        begin = 0
+        while begin < len(order):
+            rows = max(1, BLOCK // int(width[order[begin]]))
+            chosen = order[begin : begin + rows]
+            result[chosen] = self._block(p01[chosen], p10[chosen], low[chosen], int(width[chosen].max()))
+            begin += rows
+        return result
+
+    def _block(self, p01: FloatArray, p10: FloatArray, low: IntArray, width: int) -> FloatArray:
+        n = self.n
+        width = min(width, n + 1)
+        low = np.minimum(low, n + 1 - width)
+        p01, p10 = np.maximum(p01, SMALLEST), np.maximum(p10, SMALLEST)
+        flip = p01 + p10
+        log_up, log_down = np.log(p01 / flip)[:, None], np.log(p10 / flip)[:, None]
+        log_flip, log_same = np.log(flip)[:, None], np.log(np.maximum(1.0 - flip, SMALLEST))[:, None]
+        start = self.first[low]
+        initial = betainc(np.maximum(start, 1), np.maximum(low - start + 1, SMALLEST), (p01 / flip))
+        initial = np.where(start <= 0, 1.0, np.where(start > low, 0.0, initial))
+        logs = _log_factorials(n)
+        d = low[:, None] + np.arange(width)  # [rows, width]
+        weight = np.exp(logs[n] - logs[d] - logs[n - d] + d * log_flip + (n - d) * log_same)
+        before = d[:, :-1]
+        k = self.first[before]
+        step = self.sign[before] * np.exp(self.log_coefficient[before] + k * log_up + (before + 1 - k) * log_down)
+        tail = np.cumsum(weight[:, ::-1], axis=1)[:, ::-1]  # P(d >= ...) within the window
+        value = initial * tail[:, 0] + np.einsum("ij,ij->i", step, tail[:, 1:])
+        return np.clip(value, 0.0, 1.0)
+
+
+def _first_gained(threshold: float, n: int, margin: float, slack: float) -> IntArray:
+    """For each d = b + c the smallest b with T(b, d-b) >= threshold > 0 (d + 1 where there is none).
+
+    With j = b - c fixed, T >= t is V̂ <= V = (j + nε)² / (n t²), and since q̂ is the larger root of a quadratic that is
+    linear in d, this is d <= [n ((V + ε²)² - ε²) + εj (V + ε² - 1)] / V, provided V >= |ε|(1 - |ε|), the least V̂ can be.
+    """
+    j = np.arange(-n, n + 1)
+    distance = j + n * margin
+    variance = np.maximum(distance, 0.0) ** 2 / (n * threshold * threshold)
+    least = abs(margin) * (1.0 - abs(margin))
+    reached = (distance > 0) & (variance > 0) & (variance >= least * (1.0 - slack))
+    safe = np.where(reached, variance, 1.0)
+    square = safe + margin * margin
+    flips = (n * (square * square - margin * margin) + margin * j * (square - 1.0)) / safe
+    most = np.where(reached, np.floor(np.minimum(flips, 2.0 * n) + slack), -1.0)
+    most = np.maximum.accumulate(np.minimum(most, n))
+    d = np.arange(n + 1)
+    smallest = np.searchsorted(most, d, side="left") - n  # smallest j whose most >= d; n + 1 where there is none
+    smallest = np.maximum(smallest, -d)
+    smallest = smallest + (smallest + d) % 2  # b - c and b + c are both even or both odd
+    return np.minimum((smallest + d) // 2, d + 1)
+
+
+def reverse(gained: int, lost: int, margin: float) -> tuple[int, int, float]:
+    """The arguments that turn the test of H0: Δ <= -ε into the test of H0: Δ >= -ε."""
+    return lost, gained, -margin
