@@ -78,7 +78,7 @@ class RolesConfig(Config):
     Fractions (0.2) are of each class; the rest is `constraint`. Whole numbers (300) are images a class, picked by the
     rank of their hash: exact, but not stable when images are added, as fractions are. A source's own splits win: `test`
     is test, `val`/`dev` is dev, `base`, `constraint` and `sealed` are themselves, `train` (or none) is shared out, among
-    the roles that the source does not fill itself.
+    the roles that the class's own splits do not fill.
     """
 
     base: Share = 0.0

@@ -1,0 +1,330 @@
+"""From sources to a round: the label space, the prompts, and every set that training, choosing and judging read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.artifacts import fingerprint_json
+from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
+from holdfast.data.catalogue import Catalogue, Problem, check_limit, join
+from holdfast.data.pixels import Gathered, gather
+from holdfast.data.prompts import class_prompts, fill, read_prompts, words_of
+from holdfast.data.roles import Assigned, assign, fingerprint_roles
+from holdfast.data.sources import catalogue, split_role
+from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec, label_index
+from holdfast.errors import UserError, nearest
+
+NEUTRAL_PROMPT = "a photo"  # the text of a picture of which nothing is known
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A round's data, what each example serves as, and what was found wrong on the way."""
+
+    data: RoundData
+    roles: pa.Table
+    problems: list[Problem]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Rows of the catalogue with a text each, before anything is decoded."""
+
+    rows: list[int]
+    texts: list[str]
+    ids: list[str]
+
+
+def assemble(
+    config: DataConfig, task: TaskConfig, *, size: int, interpolation: str, seed: int, root: Path
+) -> Assembled:
+    """Read the sources, share out the roles and decode what training and choosing need.
+
+    Sealed and test pictures are decoded when their set is opened, and not before. ``seed`` draws the constraint and
+    target images where fewer are asked for than there are; roles do not depend on it.
+    """
+    limit = config.bad_image_limit
+    main = catalogue(config.sources, root, limit=limit)
+    spec = task_spec(task, main.classes, prompts_file=None if config.prompts is None else root / config.prompts)
+    assigned = assign(main, spec.classes, config.roles)
+    check_roles(assigned, spec.classes, config.roles)
+    pairs = catalogue(config.pairs, root, limit=limit)
+    negatives = catalogue(config.negative_sources, root, limit=limit)
+    everything = join([main, pairs, negatives])
+    problems = [*everything.problems, *assigned.problems]
+    held_out = {assigned.ids[p] for p in assigned.where(Role.DEV, Role.SEALED, Role.TEST)}
+
+    chosen = {
+        label: _draw(assigned, label, config.target_images if label == spec.target else config.constraint_images, seed)
+        for label in spec.classes
+    }
+    target = _target_pairs(main, assigned, chosen[spec.target], spec)
+    outside = _outside_pairs(pairs, spec.prompts[-1][0], held_out, problems)
+    target = _Pairs(
+        target.rows + [len(main) + row for row in outside.rows], target.texts + outside.texts, target.ids + outside.ids
+    )
+    constraint = np.concatenate([chosen[label] for label in spec.protected])
+    if config.negative_sources:
+        blocked = held_out | set(target.ids)
+        contrast = _negative_pairs(negatives, spec, task.templates, blocked, problems)
+        contrast = _Pairs([len(main) + len(pairs) + row for row in contrast.rows], contrast.texts, contrast.ids)
+    else:
+        contrast = _prompted(assigned, constraint, spec)
+
+    dev = assigned.where(Role.DEV)
+    wanted = [assigned.rows[constraint], assigned.rows[dev], np.array(target.rows), np.array(contrast.rows)]
+    rows, inverse = np.unique(np.concatenate(wanted).astype(np.int64), return_inverse=True)
+    gathered = gather(everything, rows, size, interpolation)
+    check_limit(gathered.problems, len(rows), limit)
+    problems.extend(gathered.problems)
+    places = np.split(gathered.rows[inverse], np.cumsum([len(one) for one in wanted])[:-1])
+
+    def opener(role: Role) -> Callable[[], LabelledSet]:
+        return lambda: _open(main, assigned, role, spec, size, interpolation, limit)
+
+    data = RoundData(
+        tasks=spec,
+        target=_pair_set(gathered, places[2], target, "target pairs"),
+        negatives=_pair_set(gathered, places[3], contrast, "negatives"),
+        constraint=_labelled_set(gathered, places[0], assigned, constraint, spec.classes),
+        dev=_labelled_set(gathered, places[1], assigned, dev, spec.classes),
+        open_test=opener(Role.TEST),
+        open_sealed=opener(Role.SEALED),
+        sealed_ids=tuple(sorted(assigned.ids[p] for p in assigned.where(Role.SEALED))),
+    )
+    _check_each_class(data.constraint, spec.protected, "constraint")
+    _check_each_class(data.dev, spec.classes, "dev")
+    roles = assigned.table(main)
+    return Assembled(data, roles, problems, _fingerprint(data, roles))
+
+
+def task_spec(task: TaskConfig, known: Sequence[str], *, prompts_file: Path | None = None) -> TaskSpec:
+    """The label space and its prompts; names that the data does not know are errors that name the nearest."""
+    if not known:
+        raise UserError(
+            "the sources have no classes",
+            expected="folders named after classes, or a table with the column label",
+            do="look at what was understood with `holdfast data SOURCE`",
+        )
+    for name in (task.target, *(task.protected or ()), *task.ignored):
+        if name not in known:
+            raise UserError(f"the class {name!r} has no images in the sources", do=nearest(name, known))
+    for name in task.names:
+        if name not in known:
+            raise UserError(f"[task.names]: {name!r} is no class of the sources", do=nearest(name, known))
+    protected = task.protected
+    if protected is None:
+        protected = tuple(name for name in known if name != task.target and name not in task.ignored)
+    if not protected:
+        raise UserError(
+            "there is nothing to protect",
+            expected="at least one class beside the target",
+            found=f"only {task.target!r}",
+        )
+    classes = (*protected, task.target)
+    given = None if prompts_file is None else read_prompts(prompts_file, known)
+    return TaskSpec(task.target, protected, class_prompts(classes, task.templates, task.names, given), task.ignored)
+
+
+def check_roles(assigned: Assigned, classes: Sequence[str], config: RolesConfig) -> None:
+    """Every class needs an image in every role that is in use."""
+    counts: dict[str, dict[Role, int]] = {name: {} for name in classes}
+    for name, role in zip(assigned.classes, assigned.roles, strict=True):
+        counts[name][role] = counts[name].get(role, 0) + 1
+    used = [Role.CONSTRAINT, Role.DEV]
+    used += [role for role in (Role.SEALED, Role.TEST) if getattr(config, role.value) or assigned.where(role).size]
+    for name, found in counts.items():
+        total = sum(found.values())
+        if total < 2:
+            images = "one image" if total else "no images"
+            raise UserError(
+                f"the class {name!r} has {images}",
+                expected="at least two, one to train on and one to judge by; hundreds for a certificate",
+                do="add images, or leave the class out with `ignored` in [task]",
+            )
+        for role in used:
+            if not found.get(role):
+                raise UserError(
+                    f"the class {name!r} has no image for the role {role.value!r}",
+                    expected="at least one image of every class in every role",
+                    found=", ".join(f"{count} {one.value}" for one, count in found.items()),
+                    do=f"add images, or raise `{role.value}` in [data.roles]; a whole number there means images a class",
+                )
+
+
+def _draw(assigned: Assigned, label: str, count: int | None, seed: int) -> np.ndarray:
+    """Training images of one class: all, or ``count`` drawn by seed from the ids, whatever the order of the files."""
+    positions = sorted(assigned.where(Role.CONSTRAINT, label=label), key=lambda position: assigned.ids[position])
+    if count is None or count >= len(positions):
+        return np.array(positions, dtype=np.int64)
+    generator = np.random.default_rng([seed, zlib.crc32(label.encode())])
+    return np.array(positions, dtype=np.int64)[generator.permutation(len(positions))[:count]]
+
+
+def _target_pairs(main: Catalogue, assigned: Assigned, positions: np.ndarray, spec: TaskSpec) -> _Pairs:
+    """The target's own images with every caption they have, or else with a prompt of the class."""
+    captions = main.column("caption")
+    result = _Pairs([], [], [])
+    for position in positions:
+        identity = assigned.ids[position]
+        for row in assigned.twins[identity]:
+            result.rows.append(row)
+            result.texts.append(captions[row] or _prompt(spec.prompts[-1], identity))
+            result.ids.append(identity)
+    return result
+
+
+def _prompt(prompts: tuple[str, ...], identity: str) -> str:
+    """One of a class's sentences, the same one each time for the same picture."""
+    return prompts[int(identity[:8], 16) % len(prompts)]
+
+
+def _outside_pairs(source: Catalogue, prompt: str, held_out: set[str], problems: list[Problem]) -> _Pairs:
+    """Further pairs of the target. A picture that also judges is dropped and reported."""
+    result = _Pairs([], [], [])
+    for row, identity, caption, _ in _usable(source, held_out, problems):
+        result.rows.append(row)
+        result.texts.append(caption or prompt)
+        result.ids.append(identity)
+    return result
+
+
+def _negative_pairs(
+    source: Catalogue, spec: TaskSpec, templates: Sequence[str], blocked: set[str], problems: list[Problem]
+) -> _Pairs:
+    """Pairs to contrast with: their captions, else a sentence with their class, else a neutral one."""
+    labels = source.column("class")
+    result = _Pairs([], [], [])
+    for row, identity, caption, locator in _usable(source, blocked, problems):
+        label = labels[row]
+        if label == spec.target:
+            problems.append(Problem("target among negatives", locator, "left out"))
+            continue
+        result.rows.append(row)
+        result.texts.append(caption or (fill(templates[0], words_of(label)) if label else NEUTRAL_PROMPT))
+        result.ids.append(identity)
+    return result
+
+
+def _usable(source: Catalogue, blocked: set[str], problems: list[Problem]) -> list[tuple[int, str, str | None, str]]:
+    """Rows that may be trained on, each (picture, caption) once."""
+    result: list[tuple[int, str, str | None, str]] = []
+    seen: set[tuple[str, str | None]] = set()
+    columns = (source.column(name) for name in ("example_id", "caption", "locator", "split"))
+    for row, (given, caption, place, split) in enumerate(zip(*columns, strict=True)):
+        identity, locator = str(given), str(place)
+        if split_role(split) in (Role.DEV, Role.TEST, Role.SEALED):
+            problems.append(Problem("held-out pair", locator, f"its source calls it {split}: not trained on"))
+        elif identity in blocked:
+            problems.append(Problem("leak", locator, "the same picture is a target or held-out image: left out"))
+        elif (identity, caption) in seen:
+            problems.append(Problem("duplicate", locator, "the same picture with the same text"))
+        else:
+            seen.add((identity, caption))
+            result.append((row, identity, caption, locator))
+    return result
+
+
+def _prompted(assigned: Assigned, positions: np.ndarray, spec: TaskSpec) -> _Pairs:
+    index = label_index(spec.classes)
+    texts = [_prompt(spec.prompts[index[assigned.classes[p]]], assigned.ids[p]) for p in positions]
+    return _Pairs([int(assigned.rows[p]) for p in positions], texts, [assigned.ids[p] for p in positions])
+
+
+def _pair_set(gathered: Gathered, places: np.ndarray, pairs: _Pairs, what: str) -> PairSet:
+    good = np.flatnonzero(places >= 0)
+    if not len(good):
+        raise UserError(f"there are no {what} left to train on", do="look at the sources with `holdfast data SOURCE`")
+    return PairSet(
+        gathered.pixels, places[good], tuple(pairs.texts[p] for p in good), tuple(pairs.ids[p] for p in good)
+    )
+
+
+def _labelled_set(
+    gathered: Gathered, places: np.ndarray, assigned: Assigned, positions: np.ndarray, classes: Sequence[str]
+) -> LabelledSet:
+    good = np.flatnonzero(places >= 0)
+    index = label_index(classes)
+    labels = np.array([index[assigned.classes[positions[p]]] for p in good], dtype=np.int64)
+    return LabelledSet(gathered.pixels, places[good], labels, tuple(assigned.ids[positions[p]] for p in good))
+
+
+def _open(
+    main: Catalogue, assigned: Assigned, role: Role, spec: TaskSpec, size: int, interpolation: str, limit: float
+) -> LabelledSet:
+    positions = assigned.where(role)
+    if not len(positions):
+        raise UserError(f"no images have the role {role.value!r}", do=f"give `{role.value}` a share in [data.roles]")
+    gathered = gather(main, assigned.rows[positions], size, interpolation)
+    check_limit(gathered.problems, len(positions), limit)
+    result = _labelled_set(gathered, gathered.rows, assigned, positions, spec.classes)
+    _check_each_class(result, spec.classes, role.value)
+    return result
+
+
+def _check_each_class(examples: LabelledSet, classes: Sequence[str], what: str) -> None:
+    for index, name in enumerate(classes):
+        if not len(examples.of_class(index)):
+            raise UserError(f"no {what} image of the class {name!r} can be read", do="replace the broken files")
+
+
+def _fingerprint(data: RoundData, roles: pa.Table) -> str:
+    """Fingerprint of everything that was drawn and said, and of who serves as what."""
+    spec = data.tasks
+    return fingerprint_json(
+        {
+            "classes": spec.classes,
+            "prompts": spec.prompts,
+            "roles": fingerprint_roles(roles),
+            "target": sorted(zip(data.target.ids, data.target.texts, strict=True)),
+            "negatives": sorted(zip(data.negatives.ids, data.negatives.texts, strict=True)),
+            "constraint": sorted(data.constraint.ids),
+        }
+    )
+
+
+def labelled(
+    sources: Sequence[SourceConfig],
+    classes: Sequence[str],
+    *,
+    size: int,
+    interpolation: str,
+    root: Path,
+    roles: Collection[Role] | None = None,
+    roles_config: RolesConfig | None = None,
+    limit: float = 0.01,
+    missing_ok: bool = False,
+    problems: list[Problem] | None = None,
+) -> LabelledSet:
+    """Labelled examples of the given classes: all of them, or those with one of the given roles.
+
+    ``holdfast tune`` asks for the base role, ``holdfast evaluate`` for everything a source holds. Examples of other
+    classes are left out and counted in ``problems``; a class without images is an error unless ``missing_ok``.
+    """
+    found: list[Problem] = [] if problems is None else problems
+    main = catalogue(sources, root, limit=limit)
+    for name in classes:
+        if name not in main.classes and not missing_ok:
+            raise UserError(f"the class {name!r} has no images in the sources", do=nearest(name, main.classes))
+    for name in main.classes:
+        if name not in classes:
+            found.append(Problem("class left out", name))
+    assigned = assign(main, classes, roles_config or RolesConfig(base=0.0, dev=0.0, sealed=0.0, test=0.0))
+    positions = assigned.where(*(Role if roles is None else roles))
+    if not len(positions):
+        wanted = "any role" if roles is None else " or ".join(sorted(roles))
+        raise UserError(f"no images have {wanted}", do="give the role a share in [data.roles]")
+    gathered = gather(main, assigned.rows[positions], size, interpolation)
+    check_limit(gathered.problems, len(positions), limit)
+    found.extend([*main.problems, *assigned.problems, *gathered.problems])
+    result = _labelled_set(gathered, gathered.rows, assigned, positions, classes)
+    if not missing_ok:
+        _check_each_class(result, classes, "usable")
+    return result

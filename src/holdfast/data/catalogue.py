@@ -1,0 +1,225 @@
+"""What a source holds: a listing of examples before their bytes were read, a catalogue with content hashes after.
+
+An example's id is the SHA-256 of its content, so that the same picture is the same example wherever it lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+from PIL import Image
+
+from holdfast.data.images import BadImage, open_image, to_rgb
+from holdfast.data.tasks import Pixels
+from holdfast.errors import UserError
+
+CATALOGUE = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("class", pa.string()),
+        pa.field("caption", pa.string()),
+        pa.field("split", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("locator", pa.string(), nullable=False),  # where a person finds it
+        pa.field("reader", pa.int32(), nullable=False),  # which reader of the catalogue
+        pa.field("index", pa.int64(), nullable=False),  # where that reader finds it
+    ]
+)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that was found and dealt with: counted and reported, never silent."""
+
+    kind: str  # "unreadable", "duplicate", …: what they are counted by
+    where: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}" + (f" ({self.detail})" if self.detail else "")
+
+
+def count_problems(problems: Iterable[Problem]) -> dict[str, int]:
+    """How many there are of each kind."""
+    return dict(Counter(problem.kind for problem in problems))
+
+
+class Reader(Protocol):
+    """Reads the examples of one source by their index."""
+
+    def content(self, index: int) -> bytes:
+        """The bytes that the example's id is the hash of."""
+        ...
+
+    def image(self, index: int) -> Image.Image:
+        """The decoded picture: upright RGB, or :class:`~holdfast.data.images.BadImage`."""
+        ...
+
+    def prepared(self, size: int, interpolation: str) -> Pixels | None:
+        """Evaluation views of this size made before (row = index), or None: decode them from :meth:`image`."""
+        ...
+
+
+@dataclass(frozen=True)
+class BytesReader:
+    """A reader of encoded pictures, whatever they lie in: ``fetch`` turns an index into the bytes of a file."""
+
+    fetch: Callable[[int], bytes]
+
+    def content(self, index: int) -> bytes:
+        """The encoded picture."""
+        return self.fetch(index)
+
+    def image(self, index: int) -> Image.Image:
+        """The decoded picture."""
+        try:
+            content = self.fetch(index)
+        except OSError as error:
+            raise BadImage(error.strerror or str(error)) from error
+        return to_rgb(open_image(content))
+
+    def prepared(self, size: int, interpolation: str) -> Pixels | None:
+        """None: nothing is prepared."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One example of a listing."""
+
+    locator: str
+    label: str | None = None
+    caption: str | None = None
+    split: str | None = None
+    id: str | None = None  # the content hash, where the source knows it already
+
+
+@dataclass
+class Listing:
+    """What a source names. Entry i is what the reader finds at ``indices[i]``, by default at i."""
+
+    name: str
+    entries: Sequence[Entry]
+    reader: Reader
+    problems: list[Problem] = field(default_factory=list[Problem])
+    indices: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.indices = self.indices or range(len(self.entries))
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The examples of one or more sources with their content hashes, and the readers that find them."""
+
+    table: pa.Table
+    readers: tuple[Reader, ...]
+    problems: tuple[Problem, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def column(self, name: str) -> list[str | None]:
+        """One column as a list."""
+        return self.table[name].to_pylist()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in order of appearance."""
+        return tuple(name for name in self.table["class"].unique().to_pylist() if name is not None)
+
+
+def join(catalogues: Sequence[Catalogue]) -> Catalogue:
+    """Several catalogues as one."""
+    tables: list[pa.Table] = []
+    readers: list[Reader] = []
+    for one in catalogues:
+        moved = pa.array([number + len(readers) for number in one.table["reader"].to_pylist()], pa.int32())
+        tables.append(one.table.set_column(CATALOGUE.get_field_index("reader"), CATALOGUE.field("reader"), moved))
+        readers.extend(one.readers)
+    table = pa.concat_tables(tables) if tables else CATALOGUE.empty_table()
+    return Catalogue(table, tuple(readers), tuple(problem for one in catalogues for problem in one.problems))
+
+
+def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogue:
+    """Read every entry's bytes once and note their hash; what cannot be read is skipped up to ``limit``, a share."""
+    problems = list(listing.problems)
+    rows: list[tuple[int, str]] = []
+    bad: list[Problem] = []
+    positions = range(len(listing.entries))
+    for position, found in enumerate(in_order(lambda position: _identify(listing, position), positions, workers)):
+        if isinstance(found, Problem):
+            bad.append(found)
+        else:
+            rows.append((position, found))
+    check_limit(bad, len(listing.entries), limit)
+    entries = [listing.entries[position] for position, _ in rows]
+    table = pa.table(
+        {
+            "example_id": pa.array([identity for _, identity in rows], pa.string()),
+            "class": pa.array([one.label for one in entries], pa.string()),
+            "caption": pa.array([one.caption for one in entries], pa.string()),
+            "split": pa.array([one.split for one in entries], pa.string()),
+            "source": pa.array([listing.name] * len(rows), pa.string()),
+            "locator": pa.array([one.locator for one in entries], pa.string()),
+            "reader": pa.array([0] * len(rows), pa.int32()),
+            "index": pa.array([listing.indices[position] for position, _ in rows], pa.int64()),
+        },
+        schema=CATALOGUE,
+    )
+    return Catalogue(table, (listing.reader,), (*problems, *bad))
+
+
+def _identify(listing: Listing, position: int) -> str | Problem:
+    entry = listing.entries[position]
+    if entry.id is not None:
+        return entry.id
+    try:
+        content = listing.reader.content(listing.indices[position])
+    except (OSError, BadImage) as error:
+        return Problem("unreadable", entry.locator, getattr(error, "strerror", None) or str(error))
+    if not content:
+        return Problem("unreadable", entry.locator, "the file is empty")
+    return hashlib.sha256(content).hexdigest()
+
+
+def check_limit(bad: Sequence[Problem], total: int, limit: float) -> None:
+    """More unreadable pictures than the limit allows are an error that names the first of them."""
+    if len(bad) <= limit * total:
+        return
+    shown = "; ".join(f"{one.where} ({one.detail})" for one in bad[:5]) + ("; …" if len(bad) > 5 else "")
+    raise UserError(
+        f"{len(bad)} of {total} pictures cannot be read",
+        expected=f"at most {limit:.3g} of them (bad_image_limit)",
+        found=shown,
+        do="replace or remove them, or raise bad_image_limit in [data] to have them skipped",
+    )
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """``map`` over threads, in order, with a bounded number of items under way: memory stays flat."""
+    if workers <= 1:
+        yield from map(work, items)
+        return
+    remaining = iter(items)
+    with ThreadPoolExecutor(workers) as pool:
+        while batch := list(islice(remaining, 64 * workers)):
+            yield from pool.map(work, batch)
+
+
+def readable_name(path: Path) -> str:
+    """A path as text that any file can hold: bytes that are no UTF-8 are escaped, accents have one spelling."""
+    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return unicodedata.normalize("NFC", text)

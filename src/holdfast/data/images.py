@@ -1,0 +1,112 @@
+"""From the bytes of a file to the evaluation view: uint8 pixels, upright, RGB, one size.
+
+Whatever the file holds is turned into what a person sees: the EXIF rotation is applied, transparent parts lie on
+white, 16-bit grey keeps its upper byte, of an animation the first frame is taken. After that the pixels are those of
+OpenCLIP's evaluation transform before it becomes a float tensor: shorter side resized, centre crop.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from holdfast.errors import UserError
+
+# Larger pictures are refused before a single pixel is decoded: they are bombs, or scans that nobody meant to train on.
+MAX_PIXELS = 64_000_000
+
+# Formats are named, because some of Pillow's other readers start external programs.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
+)
+
+INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+# Our own limit is below the one at which Pillow warns, and is an error.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class BadImage(Exception):  # noqa: N818 - it names the thing
+    """A file that is no readable picture, and why. Counted, named and skipped up to a limit."""
+
+
+def interpolation_filter(name: str) -> Image.Resampling:
+    """Pillow's filter of that name."""
+    if name not in INTERPOLATIONS:
+        raise UserError(f"unknown interpolation {name!r}", expected=", ".join(INTERPOLATIONS))
+    return INTERPOLATIONS[name]
+
+
+def open_image(content: bytes) -> Image.Image:
+    """The picture in ``content`` with its header read and checked, and nothing decoded yet."""
+    if not content:
+        raise BadImage("the file is empty")
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise BadImage(f"more than {MAX_PIXELS:,} pixels: refused as an image bomb") from error
+    except Exception as error:  # Pillow's readers raise nearly anything on broken headers
+        raise BadImage("no picture in a known format") from error
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}: refused as an image bomb")
+    return image
+
+
+def is_animated(image: Image.Image) -> bool:
+    """True for an animation; the second view of a stereo photograph does not make it one."""
+    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Decode to upright RGB; a truncated or broken picture is a :class:`BadImage`."""
+    try:
+        if is_animated(image):
+            image.seek(0)
+        image.load()
+        image = ImageOps.exif_transpose(image)
+        return _convert(image)
+    except BadImage:
+        raise
+    except Exception as error:  # truncated files, broken chunks, bad profiles: all the same to the caller
+        raise BadImage(f"cannot be decoded: {error}") from error
+
+
+def _convert(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):  # 16-bit grey, as such or widened by the reader
+        values = np.asarray(image).astype(np.int64)
+        return Image.fromarray((np.clip(values, 0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise BadImage("floating-point pixels, whose range is unknown")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        layered = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
+    return image.convert("RGB")
+
+
+def evaluation_view(image: Image.Image, size: int, interpolation: str = "bicubic") -> np.ndarray:
+    """Shorter side resized to ``size``, centre crop: uint8 [3, size, size].
+
+    The rounding is torchvision's (``int`` of the longer side, ``round`` of the crop's corner), so that the pixels are
+    those of OpenCLIP's transform.
+    """
+    width, height = image.size
+    short, long = min(width, height), int(size * max(width, height) / min(width, height))
+    resized = (size, long) if width == short else (long, size)
+    if resized != (width, height):
+        image = image.resize(resized, interpolation_filter(interpolation))
+    left, top = round((resized[0] - size) / 2.0), round((resized[1] - size) / 2.0)
+    image = image.crop((left, top, left + size, top + size))
+    return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))

@@ -1,0 +1,194 @@
+"""What each example serves as: base, constraint, dev, sealed or test, decided by its content and nothing else.
+
+A content hash is turned into a number in [0, 1) and the number into a role. So the same picture has the same role on
+every machine and in every round, in whatever order files are read, and adding pictures moves no other picture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.artifacts import fingerprint_bytes
+from holdfast.config import RolesConfig
+from holdfast.data.catalogue import Catalogue, Problem
+from holdfast.data.sources import split_role
+from holdfast.data.tasks import Role
+from holdfast.errors import UserError
+
+ROLES = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("class", pa.string(), nullable=False),
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("locator", pa.string(), nullable=False),
+    ]
+)
+
+# Where copies of one picture lie in several splits, the strictest use wins: a test picture is never trained on.
+_STRICTEST = (Role.TEST, Role.SEALED, Role.DEV, Role.CONSTRAINT, Role.BASE, None)
+_DRAWN = (Role.BASE, Role.DEV, Role.SEALED, Role.TEST)
+
+
+def number_of(example_id: str, purpose: str = "role") -> float:
+    """A uniform number in [0, 1) that depends on the content and the purpose alone."""
+    digest = hashlib.sha256(f"holdfast {purpose} {example_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Rows of a catalogue that take part, with their roles. One row an example; further captions are in ``twins``."""
+
+    rows: np.ndarray  # [n] int64, rows of the catalogue
+    classes: tuple[str, ...]  # [n]
+    ids: tuple[str, ...]  # [n]
+    roles: tuple[Role, ...]  # [n]
+    twins: dict[str, list[int]]  # id -> every row that shows it in the same file, one for each caption
+    problems: list[Problem]
+
+    def where(self, *roles: Role, label: str | None = None) -> np.ndarray:
+        """Positions with one of the roles, and of one class where it is given."""
+        wanted = set(roles)
+        return np.array(
+            [
+                position
+                for position, (role, name) in enumerate(zip(self.roles, self.classes, strict=True))
+                if role in wanted and (label is None or name == label)
+            ],
+            dtype=np.int64,
+        )
+
+    def table(self, catalogue: Catalogue) -> pa.Table:
+        """The roles as a table, sorted by id."""
+        chosen = catalogue.table.take(self.rows)
+        table = pa.table(
+            {
+                "example_id": list(self.ids),
+                "class": list(self.classes),
+                "role": [role.value for role in self.roles],
+                "source": chosen["source"],
+                "locator": chosen["locator"],
+            }
+        ).cast(ROLES)
+        return table.sort_by("example_id")
+
+
+def fingerprint_roles(table: pa.Table) -> str:
+    """Fingerprint of who serves as what; where the files lie does not enter."""
+    rows = zip(*(table[name].to_pylist() for name in ("example_id", "class", "role")), strict=True)
+    return fingerprint_bytes(*("\t".join(row).encode() + b"\n" for row in sorted(rows)))
+
+
+def assign(catalogue: Catalogue, classes: Sequence[str], config: RolesConfig) -> Assigned:
+    """Give every example of the given classes its role; copies and contradictions are dropped and reported."""
+    rows, twins, problems = _one_row_an_example(catalogue, set(classes))
+    ids, labels = catalogue.column("example_id"), catalogue.column("class")
+    splits = catalogue.column("split")
+    roles: dict[int, Role] = {}
+    filled: dict[str, set[Role]] = defaultdict(set)  # roles that a class's own splits fill
+    shared: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        label, own = str(labels[row]), split_role(splits[row])
+        if own is None:
+            shared[label].append(row)
+        else:
+            roles[row] = own
+            filled[label].add(own)
+    for label, group in shared.items():
+        roles.update(_share_out(group, ids, label, config, filled[label]))
+    return Assigned(
+        np.array(rows, dtype=np.int64),
+        tuple(str(labels[row]) for row in rows),
+        tuple(str(ids[row]) for row in rows),
+        tuple(roles[row] for row in rows),
+        twins,
+        problems,
+    )
+
+
+def _one_row_an_example(
+    catalogue: Catalogue, classes: set[str]
+) -> tuple[list[int], dict[str, list[int]], list[Problem]]:
+    ids, labels = catalogue.column("example_id"), catalogue.column("class")
+    splits, locators = catalogue.column("split"), catalogue.column("locator")
+    copies: dict[str, list[int]] = defaultdict(list)
+    for row, (identity, label) in enumerate(zip(ids, labels, strict=True)):
+        if label in classes:
+            copies[str(identity)].append(row)
+    kept: list[int] = []
+    twins: dict[str, list[int]] = {}
+    problems: list[Problem] = []
+    for identity, group in copies.items():
+        names = sorted({str(labels[row]) for row in group})
+        where = str(locators[group[0]])
+        if len(names) > 1:
+            # Nobody can say which label is the true one, so it can neither train nor judge.
+            problems.append(
+                Problem("contradicting labels", where, f"the same picture is {' and '.join(names)}: left out")
+            )
+            continue
+        best = min(group, key=lambda row: _STRICTEST.index(split_role(splits[row])))
+        kept.append(best)
+        twins[identity] = [row for row in group if locators[row] == locators[best]]
+        for row in group:
+            if locators[row] != locators[best]:
+                problems.append(_copy_problem(str(locators[row]), str(locators[best]), splits[row], splits[best]))
+    return kept, twins, problems
+
+
+def _copy_problem(dropped: str, kept: str, split: str | None, kept_split: str | None) -> Problem:
+    if split_role(split) == split_role(kept_split):
+        return Problem("duplicate", dropped, f"the same picture as {kept}, which is kept")
+    return Problem(
+        "copy in another split", dropped, f"in {split or 'no split'}; {kept} in {kept_split} is kept, this one dropped"
+    )
+
+
+def _share_out(
+    rows: list[int], ids: Sequence[str | None], label: str, config: RolesConfig, filled: set[Role]
+) -> dict[int, Role]:
+    """Roles of the examples of one class that bring none along, among those its own splits do not fill."""
+    shares = {role: getattr(config, role.value) for role in _DRAWN if role not in filled}
+    counts = {role: share for role, share in shares.items() if isinstance(share, int)}
+    if counts and sum(counts.values()) >= len(rows):
+        raise UserError(
+            f"the class {label!r} has too few images for the roles asked for",
+            expected=f"more than {sum(counts.values())} ("
+            + ", ".join(f"{role.value} {count}" for role, count in counts.items())
+            + ", and some to train on)",
+            found=f"{len(rows)}",
+            do="lower the counts in [data.roles], or add images",
+        )
+    ranked = sorted(rows, key=lambda row: number_of(str(ids[row]), "rank"))
+    roles: dict[int, Role] = {}
+    start = 0
+    for role, count in counts.items():
+        roles.update(dict.fromkeys(ranked[start : start + count], role))
+        start += count
+    for row in ranked[start:]:
+        number, upper = number_of(str(ids[row])), 0.0
+        roles[row] = Role.CONSTRAINT
+        for role, share in shares.items():
+            if role in counts:
+                continue
+            upper += share
+            if number < upper:
+                roles[row] = role
+                break
+    return roles
+
+
+def count_roles(assigned: Assigned) -> dict[str, dict[str, int]]:
+    """Class -> role -> number of examples."""
+    counts = Counter(zip(assigned.classes, (role.value for role in assigned.roles), strict=True))
+    table: dict[str, dict[str, int]] = defaultdict(dict)
+    for (label, role), count in counts.items():
+        table[label][role] = count
+    return dict(table)
