@@ -1,0 +1,327 @@
+"""The only training loop: every method, one rank or many, CPU or GPU, goes through here."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.artifacts import RunFolder
+from holdfast.config import TrainConfig
+from holdfast.data.loaders import BatchMaker, BatchSizes, RoundSampler, ViewSettings, batches
+from holdfast.data.tasks import Batch, RoundData
+from holdfast.errors import Interrupted, TrainingError
+from holdfast.methods.base import Method, StepOutput
+from holdfast.runtime import Runtime, any_rank, derive_seed, sum_over_ranks
+from holdfast.train import checkpoint as checkpoints
+from holdfast.train.metrics import MetricsFile
+from holdfast.train.optim import build_optimizer, learning_rate_factor, set_learning_rate
+
+
+class Progress(Protocol):
+    """Where the loop says how far it is: a bar on a terminal, plain lines elsewhere."""
+
+    def step(self, done: int, values: Mapping[str, float]) -> None:
+        """``done`` steps are behind us."""
+        ...
+
+    def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
+        """An evaluation came out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run is told besides its method and data."""
+
+    config: TrainConfig
+    views: ViewSettings
+    seed: int
+    fingerprint: str  # of config and data; ties checkpoints to this run
+    evaluate_every: int
+    share_every: int = 10  # of how many logged steps one measures each part's share of the gradient
+
+
+Evaluate = Callable[[int, Method], dict[str, Any]]
+
+
+def train(
+    method: Method,
+    data: RoundData,
+    plan: Plan,
+    runtime: Runtime,
+    folder: RunFolder | None = None,
+    evaluate: Evaluate | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Run (or resume) the steps of ``plan``; the method holds the result.
+
+    With a ``folder``, metrics and checkpoints are written there, and a run that was begun in it goes on bit for bit.
+    """
+    run = _Run(method, data, plan, runtime, folder, evaluate, progress)
+    with _interruptions() as interruption:
+        run.go(interruption)
+
+
+class _Run:
+    """One run's moving parts. The method is the only thing that outlives it."""
+
+    def __init__(
+        self,
+        method: Method,
+        data: RoundData,
+        plan: Plan,
+        runtime: Runtime,
+        folder: RunFolder | None,
+        evaluate: Evaluate | None,
+        progress: Progress | None,
+    ) -> None:
+        config = plan.config
+        self.method, self.plan, self.config, self.runtime, self.folder = method, plan, config, runtime, folder
+        self.evaluate, self.progress, self.tasks = evaluate, progress, data.tasks.protected
+        sizes = BatchSizes(
+            config.target_pairs, config.batch - config.target_pairs, config.tasks_per_step, config.images_per_task
+        )
+        self.sampler = RoundSampler(data, sizes, plan.seed)
+        view = method.model.preprocess
+        dtype = torch.float64 if config.precision == "float64" else torch.float32
+        self.maker = BatchMaker(data, method.model.towers.tokenize, view.mean, view.std, plan.views, runtime, dtype)
+        self.bf16 = config.precision == "bf16" or (
+            config.precision == "auto" and runtime.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        named = [(name, one) for name, one in method.named_parameters() if one.requires_grad]
+        self.parameters = [one for _, one in named]
+        self.optimizer = build_optimizer(config, named, runtime.device)
+        self.module: nn.Module = method
+        if runtime.world > 1:
+            self.module = DistributedDataParallel(
+                method, broadcast_buffers=False, find_unused_parameters=len(method.phases()) > 1
+            )
+        self.phase_starts = _phase_starts(method, config.steps)
+        self.first_bad = torch.full((), -1, device=runtime.device)  # first step that was not finite
+        self.bad_parts: Tensor | None = None
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def go(self, interruption: _Interruption) -> None:
+        start, metrics_bytes = self._resume()
+        writes = self.folder is not None and self.runtime.is_main
+        self.metrics = MetricsFile(self.folder.metrics if writes and self.folder else None, metrics_bytes)
+        clock, images = time.perf_counter(), 0
+        try:
+            for step, batch in enumerate(batches(self.sampler, self.maker, start, self.config.steps), start):
+                self._begin_phase(step, start)
+                output, norm, shares = self._step(step, batch)
+                done = step + 1
+                images += batch.target_total + batch.negative_total + batch.protected_total
+                if done % self.config.log_every == 0 or done == self.config.steps:
+                    self._stop_if_not_finite()
+                    rate = images / (time.perf_counter() - clock)
+                    self._log(done, output, norm, shares, rate)
+                    clock, images = time.perf_counter(), 0
+                if self.evaluate and (done % self.plan.evaluate_every == 0 or done == self.config.steps):
+                    self._stop_if_not_finite()
+                    self._evaluate(done)
+                    clock, images = time.perf_counter(), 0
+                last, stop = done == self.config.steps, self._interrupted(done, interruption)
+                if last or stop or done % self.config.checkpoint_every == 0:
+                    self._stop_if_not_finite()
+                    self._checkpoint(done)
+                if stop and not last:
+                    raise self._interruption(done, interruption)
+        finally:
+            self.metrics.close()
+
+    def _step(self, step: int, batch: Batch) -> tuple[StepOutput, Tensor, dict[str, Tensor]]:
+        # The step's random numbers, too, are a function of (seed, step): nothing to save, nothing to restore.
+        torch.manual_seed(derive_seed(self.plan.seed, "step", step, self.runtime.rank))
+        set_learning_rate(self.optimizer, learning_rate_factor(self.config, step))
+        with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.bf16):
+            output: StepOutput = self.module(batch)
+        shares: dict[str, Tensor] = {}
+        if self._measures_shares(step + 1) and len(output.parts) > 1:
+            shares = self._gradient_norms(output)
+        self._backward(output)
+        norm = nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip_norm, norm)
+        finite = self._note_finite(step, output, norm)
+        if self.runtime.device.type == "cuda":
+            # The optimizer looks at the flag on the device: a bad step changes nothing, and the host never waits.
+            self.optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()
+        elif bool(finite):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.method.commit(finite)
+        return output, norm, shares
+
+    def _measures_shares(self, done: int) -> bool:
+        """The first logged step, and then one in ``share_every``: it costs a backward pass a part."""
+        logged, rest = divmod(done, self.config.log_every)
+        return rest == 0 and (logged == 1 or logged % self.plan.share_every == 0)
+
+    def _backward(self, output: StepOutput) -> None:
+        if not self.method.needs_task_gradients or output.task_losses is None:
+            output.surrogate.backward()
+            return
+        rows = [self._flat_gradient(loss) for loss in output.task_losses]  # before backward frees the graph
+        output.surrogate.backward()
+        own = torch.cat([_or_zeros(one.grad, one).flatten() for one in self.parameters])
+        adjusted = self.method.adjust_gradients(own, torch.stack(rows))
+        for one, part in zip(self.parameters, adjusted.split([p.numel() for p in self.parameters]), strict=True):
+            one.grad = part.view_as(one)
+
+    def _flat_gradient(self, loss: Tensor) -> Tensor:
+        """Gradient of one term over all ranks, flat, without touching ``.grad``."""
+        gradients = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+        flat = torch.cat([_or_zeros(g, one).flatten() for g, one in zip(gradients, self.parameters, strict=True)])
+        return sum_over_ranks(flat) / self.runtime.world
+
+    def _gradient_norms(self, output: StepOutput) -> dict[str, Tensor]:
+        norms = {
+            name: self._flat_gradient(part).norm() if part.requires_grad else torch.zeros_like(part)
+            for name, part in output.parts.items()
+        }
+        total = torch.stack(tuple(norms.values())).sum().clamp(min=1e-30)
+        return {name: norm / total for name, norm in norms.items()}
+
+    # -- what is not finite -----------------------------------------------------------------------------------------
+
+    def _note_finite(self, step: int, output: StepOutput, norm: Tensor) -> Tensor:
+        """Whether the step may be taken, the same answer on every rank; the first bad step is remembered."""
+        good = torch.isfinite(torch.stack([part.detach() for part in output.parts.values()] + [norm]))
+        if self.runtime.world > 1:
+            good = sum_over_ranks((~good).float()) == 0
+        finite = good.all()
+        first_time = (self.first_bad < 0) & ~finite
+        self.first_bad = torch.where(first_time, step, self.first_bad)
+        self.bad_parts = ~good if self.bad_parts is None else torch.where(first_time, ~good, self.bad_parts)
+        self.part_names = [*output.parts, "gradient"]
+        return finite
+
+    def _stop_if_not_finite(self) -> None:
+        step = int(self.first_bad)
+        if step < 0 or self.bad_parts is None:
+            return
+        parts = [name for name, bad in zip(self.part_names, self.bad_parts.tolist(), strict=True) if bad]
+        draw = self.sampler.draw(step)
+        where = self.folder.checkpoints if self.folder else "memory"
+        raise TrainingError(
+            f"step {step}: {' and '.join(parts)} not finite",
+            found=f"target pairs {draw.target[:8].tolist()}…, negatives {draw.negatives[:8].tolist()}…, "
+            f"constraint images {draw.protected[:8].tolist()}… of that step (positions in their sets)",
+            do=f"lower train.learning_rate or set train.clip_norm; the last good checkpoint is in {where}",
+        )
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def _log(self, done: int, output: StepOutput, norm: Tensor, shares: dict[str, Tensor], rate: float) -> None:
+        values = {name: float(value) for name, value in output.values.items()}
+        record: dict[str, Any] = {
+            "step": done,
+            **values,
+            "gradient_norm": float(norm),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "images_per_second": round(rate, 1),
+        }
+        for name, tensor in output.per_task.items():
+            record[name] = dict(zip(self.tasks, tensor.tolist(), strict=True))
+        if shares:
+            record["gradient_share"] = {name: float(share) for name, share in shares.items()}
+        self.metrics.write(record)
+        if self.progress:
+            self.progress.step(done, values)
+
+    def _evaluate(self, done: int) -> None:
+        if self.evaluate is None:
+            return
+        record = self.evaluate(done, self.method)
+        self.metrics.write({"step": done, "evaluation": record})
+        if self.progress:
+            self.progress.evaluated(done, record)
+
+    # -- stopping and going on --------------------------------------------------------------------------------------
+
+    def _checkpoint(self, done: int) -> None:
+        if self.folder is None or not self.runtime.is_main:
+            return
+        state = checkpoints.Checkpoint(
+            done, self.method.state_dict(), self.optimizer.state_dict(), self.metrics.size(), self.plan.fingerprint
+        )
+        checkpoints.save(self.folder.checkpoints, state, self.config.keep_checkpoints)
+
+    def _resume(self) -> tuple[int, int]:
+        found = checkpoints.latest(self.folder.checkpoints, self.plan.fingerprint) if self.folder else None
+        if found is None:
+            return 0, 0
+        self.method.load_state_dict(found.method)
+        self.optimizer.load_state_dict(found.optimizer)
+        return found.step, found.metrics_bytes
+
+    def _begin_phase(self, step: int, start: int) -> None:
+        for number, first in enumerate(self.phase_starts):
+            last = self.phase_starts[number + 1] if number + 1 < len(self.phase_starts) else self.config.steps
+            if step == first or (step == start and first < step < last):
+                self.method.begin_phase(number)
+
+    def _interrupted(self, done: int, interruption: _Interruption) -> bool:
+        if self.runtime.world == 1:
+            return interruption.signal_number is not None
+        # Ranks agree now and then, so that all of them stop after the same step.
+        return done % 10 == 0 and any_rank(interruption.signal_number is not None, self.runtime.device)
+
+    def _interruption(self, done: int, interruption: _Interruption) -> Interrupted:
+        return Interrupted(
+            f"interrupted after step {done} of {self.config.steps}; a checkpoint was written",
+            signal_number=interruption.signal_number or signal.SIGTERM,
+            do=f"go on with: holdfast develop --resume {self.folder.root}" if self.folder else "",
+        )
+
+
+def _or_zeros(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if gradient is None else gradient
+
+
+def _phase_starts(method: Method, steps: int) -> list[int]:
+    """First step of each phase."""
+    starts, behind = [], 0.0
+    for phase in method.phases():
+        starts.append(round(behind * steps))
+        behind += phase.share
+    return starts
+
+
+@dataclass
+class _Interruption:
+    signal_number: int | None = None
+
+
+@contextmanager
+def _interruptions() -> Generator[_Interruption]:
+    """SIGINT and SIGTERM are noted; the loop finishes its step. A second SIGINT stops at once."""
+    interruption = _Interruption()
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if interruption.signal_number is not None:
+            raise KeyboardInterrupt
+        interruption.signal_number = number
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs it there deals with signals
+        yield interruption
+        return
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
