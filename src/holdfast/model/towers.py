@@ -1,16 +1,20 @@
 """The two-tower protocol: what holdfast asks of a model, and nothing more.
 
-OpenCLIP is one adapter (:mod:`holdfast.model.clip`); a tower put together from other parts is another.
+OpenCLIP is one adapter (:mod:`holdfast.model.clip`); a tower put together from other parts is another
+(:mod:`holdfast.model.parts`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+
+from holdfast.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,26 @@ class Preprocess:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str = "bicubic"  # or "bilinear"
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        return (pixels.to(torch.float32) / 255 - mean) / std
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON that :meth:`from_json` reads back."""
+        return {
+            "size": self.size,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "interpolation": self.interpolation,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Preprocess:
+        """The inverse of :meth:`to_json`."""
+        return cls(value["size"], tuple(value["mean"]), tuple(value["std"]), value["interpolation"])
 
 
 class TwoTowers(nn.Module, ABC):
@@ -43,10 +67,49 @@ class TwoTowers(nn.Module, ABC):
     def projection(self) -> Tensor:
         """W, laid out for ``backbone @ projection``: [text_width, D]. A parameter of the towers."""
 
+    @property
+    def projection_bias(self) -> Tensor | None:
+        """What is added after W, [D]; most towers have none."""
+        return None
+
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Texts -> int64 tokens [n, L]."""
+        """Texts -> int64 tokens [n, L]; L is the same for every call."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """JSON that :func:`holdfast.model.clip.build_towers` rebuilds the architecture from (no weights)."""
+
+    @abstractmethod
+    def image_parameters(self) -> Iterable[nn.Parameter]:
+        """Parameters of the image tower."""
+
+    @abstractmethod
+    def text_parameters(self) -> Iterable[nn.Parameter]:
+        """Parameters of the text tower, W included."""
+
+    def assets(self) -> dict[str, bytes]:
+        """Files that a model folder must hold besides weights and spec, by name (a tokenizer's vocabulary)."""
+        return {}
+
+    def freeze(self, *, image: bool = False, text: bool = False) -> Self:
+        """Take a whole tower out of training. Heads are not the towers' and stay as they are."""
+        for frozen, parameters in ((image, self.image_parameters()), (text, self.text_parameters())):
+            if frozen:
+                for parameter in parameters:
+                    parameter.requires_grad_(False)
+        return self
+
+    def checkpoint_activations(self, enable: bool = True) -> None:
+        """Trade time for memory: recompute activations in the backward pass."""
+        if enable:
+            raise UserError(f"{type(self).__name__} cannot recompute activations", do="leave the option off")
+
+    def train(self, mode: bool = True) -> Self:
+        """Towers never leave eval mode, whatever ``mode`` says.
+
+        BatchNorm statistics that move, or dropout, would break three promises at once: the new model equals the old
+        one at the start, all ranks hold the same model, and the walk from old to new is a straight line.
+        """
+        del mode
+        return super().train(False)

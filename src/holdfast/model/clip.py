@@ -1,0 +1,386 @@
+"""OpenCLIP as two towers: any architecture it knows, weights by tag or from a local file."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import pickle
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import open_clip
+import torch
+from open_clip.coca_model import CoCa
+from open_clip.factory import load_state_dict
+from open_clip.model import CLIP, CustomTextCLIP
+from open_clip.transformer import text_global_pool
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from typing_extensions import override
+
+from holdfast.errors import HoldfastError, UserError, nearest
+from holdfast.model.parts import PartTowers
+from holdfast.model.towers import Preprocess, TwoTowers
+
+# Small enough for two CPU cores, whole in every other respect: OpenCLIP's own classes and its full vocabulary. The
+# token table is nearly all of it, and what an optimizer step costs; hence the narrow text tower.
+TINY: dict[str, Any] = {
+    "embed_dim": 64,
+    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 64, "head_width": 32, "layers": 2},
+    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {"tiny": TINY}  # besides those that OpenCLIP knows
+
+_LENGTH_STEP = 8  # texts are cut to a multiple of this: few shapes, and the same bits for batches of like lengths
+
+
+@contextmanager
+def _one_arithmetic() -> Generator[None]:
+    """Keep attention on one code path, with and without gradients.
+
+    PyTorch takes a fused path in eval mode without gradients, whose last bits differ: the old model (no gradients)
+    and its untrained copy (gradients) would then disagree at the very start.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@functools.lru_cache(maxsize=8)
+def _simple_tokenizer(context_length: int) -> Any:
+    return open_clip.SimpleTokenizer(context_length=context_length)
+
+
+class OpenClipTowers(TwoTowers):
+    """An OpenCLIP model with its text projection taken out, so that each class can have its own."""
+
+    weight: nn.Parameter | Tensor
+
+    def __init__(self, architecture: str, config: dict[str, Any], preprocess: Preprocess, model: Any = None) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.config = copy.deepcopy(config)
+        self.preprocess = preprocess
+        self.model = _create(config) if model is None else model
+        self.embed_dim = int(config["embed_dim"])
+        self._take_projection()
+        self._freeze_unused()
+        self._cuts = _cut_is_exact(self._text, self.model)
+        self.eval()
+
+    @property
+    def _text(self) -> nn.Module:
+        """The module that holds the text tower: OpenCLIP's CLIP class is its own."""
+        return getattr(self.model, "text", self.model)
+
+    def _take_projection(self) -> None:
+        """Move W (and its bias) out of the model; what is left returns the backbone's features."""
+        text = self._text
+        holder, name = text, "text_projection"
+        if hasattr(text, "proj"):  # a text tower from another library: linear, two layers, or nothing
+            if isinstance(text.proj, nn.Sequential):
+                holder, name = text.proj, str(len(text.proj) - 1)
+            else:
+                name = "proj"
+        found = getattr(holder, name, None)
+        self._projection_place = "none"
+        self.bias: nn.Parameter | None = None
+        if isinstance(found, nn.Linear):
+            self._projection_place = "linear"
+            self.weight = nn.Parameter(found.weight.detach().T.clone())
+            bias = cast("nn.Parameter | None", found.bias)
+            if bias is not None:
+                self.bias = nn.Parameter(bias.detach().clone())
+            setattr(holder, name, nn.Identity() if holder is not text or name == "proj" else None)
+        elif isinstance(found, Tensor):
+            self._projection_place = "parameter"
+            self.weight = nn.Parameter(found.detach().clone())
+            setattr(holder, name, None)
+        else:
+            # No projection: W is the identity, and only the heads change it.
+            self.register_buffer("weight", torch.eye(self.embed_dim), persistent=False)
+        prefix = next((path for path, module in self.model.named_modules() if module is holder), "")
+        self._projection_key = f"{prefix}.{name}" if prefix else name
+        self.text_width = self.weight.shape[0]
+
+    def _freeze_unused(self) -> None:
+        """Parameters that no feature depends on (logit scale, a caption decoder) are not trained."""
+        for name, parameter in self.model.named_parameters():
+            if name.split(".")[0] in ("logit_scale", "logit_bias", "text_decoder"):
+                parameter.requires_grad_(False)
+
+    @override
+    def image_features(self, images: Tensor) -> Tensor:
+        with _one_arithmetic():
+            return self.model.encode_image(images, normalize=False)
+
+    @override
+    def text_backbone(self, tokens: Tensor) -> Tensor:
+        with _one_arithmetic():
+            if self._cuts:
+                return causal_backbone(self._text, _cut(tokens, self._text))
+            if isinstance(self.model, CLIP):
+                return self.model.encode_text(tokens, normalize=False)
+            features = self._text(tokens)
+            return features[0] if isinstance(features, tuple) else features
+
+    @property
+    @override
+    def projection(self) -> Tensor:
+        return self.weight
+
+    @property
+    @override
+    def projection_bias(self) -> Tensor | None:
+        return self.bias
+
+    @override
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        return self._tokenizer(list(texts))
+
+    @functools.cached_property
+    def _tokenizer(self) -> Callable[[list[str]], Tensor]:
+        text = self.config["text_cfg"]
+        plain = not text.get("hf_tokenizer_name") and not text.get("tokenizer_kwargs")
+        if plain and "siglip" not in self.architecture.lower():
+            return _simple_tokenizer(text.get("context_length", 77))
+        try:
+            return cast(Callable[[list[str]], Tensor], open_clip.get_tokenizer(self.architecture))
+        except Exception as error:
+            raise UserError(
+                f"the tokenizer of {self.architecture} could not be loaded",
+                found=str(error).splitlines()[0],
+                do="it is fetched once from the model hub: check the network, or choose another architecture",
+            ) from error
+
+    @override
+    def spec(self) -> dict[str, Any]:
+        return {
+            "kind": "openclip",
+            "architecture": self.architecture,
+            "config": copy.deepcopy(self.config),
+            "preprocess": self.preprocess.to_json(),
+        }
+
+    @override
+    def image_parameters(self) -> Iterable[nn.Parameter]:
+        return self.model.visual.parameters()
+
+    @override
+    def text_parameters(self) -> Iterable[nn.Parameter]:
+        image = {id(parameter) for parameter in self.image_parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in image]
+
+    @override
+    def checkpoint_activations(self, enable: bool = True) -> None:
+        self.model.set_grad_checkpointing(enable)
+
+    def open_clip_state(self) -> dict[str, Tensor]:
+        """The weights under OpenCLIP's own names, projection included: what `open_clip.create_model` loads."""
+        state = {name: value.detach() for name, value in self.model.state_dict().items()}
+        if self._projection_place == "parameter":
+            state[self._projection_key] = self.weight.detach()
+        elif self._projection_place == "linear":
+            state[f"{self._projection_key}.weight"] = self.weight.detach().T.contiguous()
+            if self.bias is not None:
+                state[f"{self._projection_key}.bias"] = self.bias.detach()
+        return state
+
+
+def _create(config: dict[str, Any]) -> Any:
+    config = copy.deepcopy(config)
+    text, vision = config["text_cfg"], config["vision_cfg"]
+    if text.get("hf_model_name"):
+        text["hf_model_pretrained"] = False
+    if vision.get("timm_model_name"):
+        vision["timm_model_pretrained"] = False
+    custom = config.pop("custom_text", False) or bool(text.get("hf_model_name"))
+    if not custom:
+        return CLIP(**config)
+    return CoCa(**config) if "multimodal_cfg" in config else CustomTextCLIP(**config)
+
+
+def _cut_is_exact(text: nn.Module, model: nn.Module) -> bool:
+    """Whether what stands behind the end-of-text token cannot reach the pooled feature."""
+    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", None))
+    causal = isinstance(getattr(text, "attn_mask", None), Tensor)
+    plain = getattr(text, "cls_emb", None) is None and not getattr(text, "use_pad_mask", False)
+    return causal and plain and pool in ("argmax", "eos") and not isinstance(model, CoCa)
+
+
+def _ends(tokens: Tensor, text: nn.Module) -> Tensor:
+    """Position of each text's end token."""
+    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", None))
+    if pool == "argmax":
+        return tokens.argmax(dim=-1)
+    return (tokens == getattr(text, "text_eos_id", getattr(text, "eos_id", None))).int().argmax(dim=-1)
+
+
+def _cut(tokens: Tensor, text: nn.Module) -> Tensor:
+    """Tokens up to the longest text of the batch, rounded up to a multiple of eight."""
+    if len(tokens) == 0:
+        return tokens
+    longest = int(_ends(tokens, text).max()) + 1
+    return tokens[:, : -(-longest // _LENGTH_STEP) * _LENGTH_STEP]
+
+
+def causal_backbone(text: Any, tokens: Tensor) -> Tensor:
+    """OpenCLIP's text tower up to its projection, for any length of tokens: [n, L'] -> [n, text_width].
+
+    Under a causal mask a position sees only what stands before it, so dropping what stands behind the end-of-text
+    token changes nothing: Ē2(t[:L']) = Ē2(t).
+    """
+    length = tokens.shape[1]
+    dtype = text.transformer.get_cast_dtype()
+    values = text.token_embedding(tokens).to(dtype) + text.positional_embedding[:length].to(dtype)
+    values = text.transformer(values, attn_mask=text.attn_mask[:length, :length])
+    values = text.ln_final(values)
+    pool = getattr(text, "text_pool_type", None) or text.pool_type
+    end = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
+    return text_global_pool(values, tokens, pool, eos_token_id=end)
+
+
+def architecture_config(architecture: str) -> dict[str, Any]:
+    """OpenCLIP's configuration of an architecture, or ours."""
+    if architecture in ARCHITECTURES:
+        return copy.deepcopy(ARCHITECTURES[architecture])
+    try:
+        config = open_clip.get_model_config(architecture.replace("/", "-") if ":" not in architecture else architecture)
+    except Exception as error:
+        raise UserError(f"the architecture {architecture!r} could not be read", found=str(error)) from error
+    if config is None:
+        known = [*ARCHITECTURES, "parts", *open_clip.list_models()]
+        raise UserError(f"unknown architecture {architecture!r}", do=nearest(architecture, known))
+    return config
+
+
+def load_towers(architecture: str, weights: str | Path | None = None, *, seed: int = 0) -> TwoTowers:
+    """Towers of an architecture with the given weights.
+
+    ``weights`` is a local file (safetensors, or a torch file that holds nothing but tensors), an OpenCLIP tag, or None
+    for random weights drawn from ``seed``. The architecture ``"parts"`` is the one of :mod:`holdfast.model.parts`.
+    """
+    if architecture == "parts" or architecture.startswith("parts-"):
+        return PartTowers.load(architecture, weights, seed=seed)
+    config = architecture_config(architecture)
+    preprocess: dict[str, Any] = {}
+    path: Path | None = None
+    if weights is not None and Path(weights).is_file():
+        path = Path(weights)
+    elif weights is not None:
+        path, preprocess = _fetch(architecture, str(weights), config)
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.manual_seed(seed)
+        try:
+            model = _create(config)
+        except Exception as error:
+            raise UserError(
+                f"{architecture} could not be built", found=str(error).splitlines()[0] if str(error) else repr(error)
+            ) from error
+    if path is not None:
+        _load_file(model, path, architecture)
+    return OpenClipTowers(architecture, config, _preprocess(model, preprocess), model)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """OpenCLIP logs each step of a build through the root logger; what goes wrong arrives as an exception anyway."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _fetch(architecture: str, tag: str, config: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The file behind an OpenCLIP tag, and the preprocessing it was trained with."""
+    name = architecture.replace("/", "-")
+    found = cast("dict[str, Any] | None", open_clip.get_pretrained_cfg(name, tag))
+    if not found:
+        tags = open_clip.list_pretrained_tags_by_model(name)
+        raise UserError(
+            f"{tag!r} is neither a file nor a set of weights that OpenCLIP knows for {architecture}",
+            do=nearest(tag, tags),
+        )
+    # The activation belongs to the weights: OpenAI's were trained with QuickGELU, whatever the architecture's name.
+    config["quick_gelu"] = bool(found.get("quick_gelu", False))
+    try:
+        with _quiet():
+            return Path(open_clip.download_pretrained(found)), found
+    except Exception as error:
+        raise UserError(
+            f"the weights {tag!r} of {architecture} could not be fetched",
+            found=(str(error).splitlines() or [repr(error)])[0],
+            do="check the network, or give a local file",
+        ) from error
+
+
+def _load_file(model: Any, path: Path, architecture: str) -> None:
+    unreadable = (SafetensorError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, OSError, UnicodeDecodeError)
+    try:
+        with _quiet():
+            state = load_state_dict(str(path), weights_only=True)
+    except (*unreadable, RuntimeError, ValueError, KeyError, StopIteration, AttributeError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read as weights",
+            expected="a whole safetensors file, or a torch file of tensors",
+            found=(str(error).splitlines() or [type(error).__name__])[0],
+            do="the file is truncated, or no checkpoint: fetch it again",
+        ) from error
+    del state
+    try:
+        with _quiet():
+            open_clip.load_checkpoint(model, str(path), strict=True, weights_only=True)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"{path} holds the weights of another architecture",
+            expected=f"those of {architecture}",
+            found=" ".join(lines[1:2]) or repr(error),
+            do="name the architecture that the checkpoint was made with",
+        ) from error
+
+
+def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
+    size = model.visual.image_size
+    height, width = size if isinstance(size, tuple | list) else (size, size)
+    if height != width:
+        raise UserError("only square pictures are supported", found=f"{height} x {width}")
+    return Preprocess.from_json(
+        {
+            "size": int(height),
+            "mean": overrides.get("mean") or open_clip.OPENAI_DATASET_MEAN,
+            "std": overrides.get("std") or open_clip.OPENAI_DATASET_STD,
+            "interpolation": overrides.get("interpolation") or "bicubic",
+        }
+    )
+
+
+def _build_openclip(spec: dict[str, Any], assets: dict[str, bytes]) -> TwoTowers:
+    del assets
+    with torch.random.fork_rng(devices=[]), _quiet():
+        return OpenClipTowers(spec["architecture"], spec["config"], Preprocess.from_json(spec["preprocess"]))
+
+
+TOWERS: dict[str, Callable[[dict[str, Any], dict[str, bytes]], TwoTowers]] = {
+    "openclip": _build_openclip,
+    "parts": PartTowers.from_spec,
+}
+
+
+def build_towers(spec: dict[str, Any], assets: dict[str, bytes] | None = None) -> TwoTowers:
+    """Rebuild towers from :meth:`TwoTowers.spec`; their weights are loaded afterwards."""
+    kind = spec.get("kind", "")
+    if kind not in TOWERS:
+        raise UserError(f"unknown kind of towers {kind!r}", do=nearest(str(kind), TOWERS))
+    return TOWERS[kind](spec, assets or {})

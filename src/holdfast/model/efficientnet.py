@@ -1,0 +1,88 @@
+"""EfficientNet-lite0 in plain PyTorch: features only, weights under the names of its published checkpoint."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+# kernel, stride, expansion, channels in, channels out, repeats
+_STAGES = (
+    (3, 1, 1, 32, 16, 1),
+    (3, 2, 6, 16, 24, 2),
+    (5, 2, 6, 24, 40, 2),
+    (3, 2, 6, 40, 80, 3),
+    (5, 1, 6, 80, 112, 3),
+    (5, 2, 6, 112, 192, 4),
+    (3, 1, 6, 192, 320, 1),
+)
+FEATURES = 1280
+
+
+class SameConv(nn.Conv2d):
+    """Convolution padded as in TensorFlow: at stride 2 the odd pixel goes to the right and below."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[n, C, H, W] -> [n, C', ceil(H / stride), ceil(W / stride)]."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        height, width = (
+            max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (input.shape[-2], input.shape[-1])
+        )
+        if height or width:
+            input = functional.pad(input, (width // 2, width - width // 2, height // 2, height - height // 2))
+        return super().forward(input)
+
+
+def _conv(inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1) -> SameConv:
+    return SameConv(inside, outside, kernel, stride, groups=groups, bias=False)
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
+
+
+class _Block(nn.Module):
+    """Inverted residual: expand, depthwise, project. Lite means ReLU6 and no squeeze-and-excitation."""
+
+    def __init__(self, kernel: int, stride: int, expansion: int, inside: int, outside: int) -> None:
+        super().__init__()
+        wide = inside * expansion
+        self._expand_conv = _conv(inside, wide, 1) if expansion != 1 else None
+        self._bn0 = _norm(wide) if expansion != 1 else None
+        self._depthwise_conv = _conv(wide, wide, kernel, stride, groups=wide)
+        self._bn1 = _norm(wide)
+        self._project_conv = _conv(wide, outside, 1)
+        self._bn2 = _norm(outside)
+        self._skips = stride == 1 and inside == outside
+
+    def forward(self, values: Tensor) -> Tensor:
+        wide = values
+        if self._expand_conv is not None and self._bn0 is not None:
+            wide = functional.relu6(self._bn0(self._expand_conv(wide)))
+        wide = functional.relu6(self._bn1(self._depthwise_conv(wide)))
+        narrow = self._bn2(self._project_conv(wide))
+        return narrow + values if self._skips else narrow
+
+
+class EfficientNetLite0(nn.Module):
+    """Pictures [n, 3, S, S] -> pooled features [n, 1280]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conv_stem = _conv(3, 32, 3, 2)
+        self._bn0 = _norm(32)
+        blocks: list[_Block] = []
+        for kernel, stride, expansion, inside, outside, repeats in _STAGES:
+            blocks.append(_Block(kernel, stride, expansion, inside, outside))
+            blocks.extend(_Block(kernel, 1, expansion, outside, outside) for _ in range(repeats - 1))
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = _conv(320, FEATURES, 1)
+        self._bn1 = _norm(FEATURES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Mean over the last map, after ReLU6."""
+        values = functional.relu6(self._bn0(self._conv_stem(images)))
+        for block in cast("list[_Block]", list(self._blocks)):
+            values = block(values)
+        return functional.relu6(self._bn1(self._conv_head(values))).mean(dim=(2, 3))
