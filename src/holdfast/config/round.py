@@ -23,8 +23,8 @@ class ModelConfig(Config):
     """An OpenCLIP tag such as `openai`, or a file (safetensors, or a torch file that loads with weights_only)."""
     head_rank: Annotated[int, Field(ge=0)] = 32
     """Rank r of the task-dependent heads; 0 for none."""
-    class_temperature: PositiveFloat = 0.05
-    """tau_0, of the softmax over class prompts."""
+    class_temperature: PositiveFloat | None = None
+    """tau_0, of the softmax over class prompts. Default: that of the model folder, or 0.05."""
     freeze: Literal["nothing", "image", "text", "towers"] = "nothing"
     """What is not trained. `towers` leaves the heads only."""
 
@@ -98,6 +98,8 @@ class EvaluateConfig(Config):
     every: Positive = 200
     """Steps between evaluations; each makes a candidate."""
     batch: Positive = 256
+    keep_candidates: Positive = 3
+    """Candidates whose weights are kept: the best so far by the rule of choice, and the last."""
 
 
 class CertifyConfig(Config):

@@ -1,0 +1,243 @@
+"""One round, from data to verdict: train, look on dev, choose, score test once, hand back a model.
+
+The only room that sees both models and certificates.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+
+from holdfast._version import __version__
+from holdfast.artifacts import (
+    RunFolder,
+    read_json,
+    read_jsonl,
+    read_predictions,
+    write_atomic,
+    write_json,
+    write_predictions,
+)
+from holdfast.config import RoundConfig, parse
+from holdfast.data.tasks import LabelledSet, RoundData
+from holdfast.errors import UserError
+from holdfast.evaluate.metrics import Comparison, choose, compare_predictions, task_accuracy
+from holdfast.evaluate.predict import predict
+from holdfast.methods.base import Method
+from holdfast.model.classifier import Classifier
+from holdfast.model.folder import load_model, save_model
+from holdfast.rounds.setup import Ready, prepare_round, view_settings
+from holdfast.runtime import Runtime, started
+from holdfast.train.loop import Plan, train
+from holdfast.train.progress import choose_progress
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round hands back; also in ``result.json``."""
+
+    folder: RunFolder
+    kept_old: bool
+    chosen: str | None  # the candidate that was shipped
+    dev: Comparison
+    test: Comparison | None
+
+
+def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> RoundResult:
+    """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``."""
+    with started(config.train.device) as runtime:
+        folder = _open_folder(config, out, root, resume, runtime)
+        ready = prepare_round(config, root, runtime)
+        round_ = _Round(config, ready, folder, runtime)
+        round_.begin()
+        plan = Plan(
+            config.train,
+            view_settings(config.train, config.method),
+            config.seed,
+            ready.fingerprint,
+            config.evaluate.every,
+        )
+        with choose_progress("developing", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
+            train(ready.method, ready.assembled.data, plan, runtime, folder, round_.look, progress)
+        return round_.finish()
+
+
+def resume_config(run: Path) -> tuple[RoundConfig, Path]:
+    """Config and root of a run that was begun."""
+    folder = RunFolder.open(run)
+    state = read_json(folder.state)
+    return parse(RoundConfig, read_json(folder.config), str(folder.config)), Path(state["root"])
+
+
+def _open_folder(config: RoundConfig, out: Path, root: Path, resume: bool, runtime: Runtime) -> RunFolder:
+    if resume:
+        return RunFolder.open(out)
+    if runtime.is_main:
+        folder = RunFolder.create(out)
+        write_json(folder.config, config.model_dump(mode="json"))
+        write_json(folder.state, {"status": "started", "version": __version__, "root": str(root.resolve())})
+    if dist.is_initialized():
+        dist.barrier()
+    return RunFolder(out)
+
+
+class _Round:
+    """What happens around the training loop of one round."""
+
+    def __init__(self, config: RoundConfig, ready: Ready, folder: RunFolder, runtime: Runtime) -> None:
+        self.config, self.ready, self.folder, self.runtime = config, ready, folder, runtime
+        self.data: RoundData = ready.assembled.data
+
+    # -- before -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Write down roles and fingerprints, and what the old model says on dev images."""
+        self._write_state("training")
+        old_dev = self._predict(self.ready.old, self.data.dev)
+        if self.runtime.is_main:
+            roles = self.ready.assembled.roles
+            write_atomic(self.folder.roles, lambda temporary: pq.write_table(roles, temporary))
+            write_predictions(self.folder.predictions("old", "dev"), old_dev)
+        self.old_dev = old_dev
+
+    def _write_state(self, status: str) -> None:
+        if not self.runtime.is_main:
+            return
+        state = read_json(self.folder.state)
+        problems = [problem.__dict__ for problem in self.ready.assembled.problems]
+        write_json(
+            self.folder.state,
+            {
+                **state,
+                "status": status,
+                "parent": self.ready.parent,
+                "data": self.ready.assembled.fingerprint,
+                "fingerprint": self.ready.fingerprint,
+                "problems": problems,
+                "counts": {
+                    "target_pairs": len(self.data.target),
+                    "negatives": len(self.data.negatives),
+                    "constraint": len(self.data.constraint),
+                    "dev": len(self.data.dev),
+                    "sealed": len(self.data.sealed_ids),
+                },
+            },
+        )
+
+    # -- during -----------------------------------------------------------------------------------------------------
+
+    def look(self, done: int, method: Method) -> dict[str, Any]:
+        """An evaluation: per-task accuracy on dev and constraint images; the model becomes a candidate."""
+        name = candidate_name(done)
+        dev = self._predict(method.model, self.data.dev)
+        constraint = self._predict(method.model, self.data.constraint)
+        compared = compare_predictions(self.old_dev, dev, self.data.tasks.protected, self.data.tasks.target)
+        if self.runtime.is_main:
+            write_predictions(self.folder.predictions(name, "dev"), dev)
+            self._save(method.model, self.folder.candidates / name)
+            self._prune(done)
+        return {
+            "devsafety": compared.devsafety,
+            "devsafety_loss": compared.devsafety_loss,
+            "target_gain": compared.target_gain,
+            "dev_accuracy": compared.new_accuracy,
+            "constraint_accuracy": task_accuracy(constraint),
+        }
+
+    def _save(self, model: Classifier, folder: Path) -> str:
+        if folder.exists():  # left by a run that was killed after this evaluation; it is written again
+            shutil.rmtree(folder)
+        task = self.config.task
+        notes = {"template": task.template, "names": task.names, "target": task.target}
+        return save_model(model, folder, parent=self.ready.parent, extra=notes)
+
+    def _prune(self, done: int) -> None:
+        """Keep the weights of the best few candidates, and of the last."""
+        names = self._candidates() | {candidate_name(done)}
+        ranked = [name for name, _ in self._ranked(names)]
+        keep = {*ranked[: self.config.evaluate.keep_candidates], candidate_name(done)}
+        for path in self.folder.candidates.iterdir():
+            if path.name.startswith("step-") and path.name not in keep:
+                shutil.rmtree(path)
+
+    def _candidates(self) -> set[str]:
+        return {path.name for path in self.folder.candidates.iterdir() if path.name.startswith("step-")}
+
+    def _ranked(self, names: set[str]) -> list[tuple[str, Comparison]]:
+        """Candidates by the rule of choice, best first: retention, then target gain, on dev images."""
+        tasks = self.data.tasks
+        compared = {
+            name: compare_predictions(
+                self.old_dev, read_predictions(self.folder.predictions(name, "dev")), tasks.protected, tasks.target
+            )
+            for name in sorted(names)
+        }
+        return choose(compared)
+
+    # -- after ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> RoundResult:
+        """Choose on dev, ship the choice or the old model, and score test once."""
+        name, dev = self._ranked(self._candidates())[0]
+        kept_old = not dev.retained
+        shipped = self.ready.old if kept_old else load_model(self.folder.candidates / name).to(self.runtime.device)
+        if kept_old:
+            dev = compare_predictions(self.old_dev, self.old_dev, self.data.tasks.protected, self.data.tasks.target)
+        test = self._score_test(shipped)
+        if self.runtime.is_main:
+            self._save(shipped, self.folder.model)
+            write_json(
+                self.folder.result,
+                {
+                    "kept_old": kept_old,
+                    "chosen": None if kept_old else name,
+                    "dev": dev.to_json(),
+                    "test": test.to_json() if test else None,
+                },
+            )
+        self._write_state("done")
+        return RoundResult(self.folder, kept_old, None if kept_old else name, dev, test)
+
+    def _score_test(self, shipped: Classifier) -> Comparison | None:
+        try:
+            examples = self.data.open_test()
+        except UserError:
+            return None  # a round without test images: dev figures are all there is
+        tables = {}
+        for name, model in (("old", self.ready.old), ("new", shipped)):
+            tables[name] = self._predict(model, examples)
+            if self.runtime.is_main:
+                write_predictions(self.folder.predictions(name, "test"), tables[name])
+        return compare_predictions(tables["old"], tables["new"], self.data.tasks.protected, self.data.tasks.target)
+
+    def _predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
+        """Predictions of all examples; each rank makes its share."""
+        return shared_predictions(model, examples, self.data.tasks.classes, self.config.evaluate.batch, self.runtime)
+
+
+def candidate_name(step: int) -> str:
+    """Name of the candidate that an evaluation makes."""
+    return f"step-{step:08d}"
+
+
+def shared_predictions(
+    model: Classifier, examples: LabelledSet, classes: tuple[str, ...], batch: int, runtime: Runtime
+) -> pa.Table:
+    """:func:`predict`, with the examples shared out over the ranks and the tables put together again."""
+    if runtime.world == 1:
+        return predict(model, examples, classes, batch_size=batch, device=runtime.device)
+    mine = slice(runtime.rank, None, runtime.world)
+    share = LabelledSet(examples.pixels, examples.rows[mine], examples.labels[mine], examples.ids[mine])
+    table = predict(model, share, classes, batch_size=batch, device=runtime.device)
+    tables: list[Any] = [None] * runtime.world
+    dist.all_gather_object(tables, table)
+    together = pa.concat_tables(tables)
+    place = {identity: row for row, identity in enumerate(together["example_id"].to_pylist())}
+    return together.take([place[identity] for identity in examples.ids])

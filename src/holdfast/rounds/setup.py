@@ -1,0 +1,135 @@
+"""From a config to things that run: the old model, the data, the method over a new model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.artifacts import fingerprint_json
+from holdfast.config import DataConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
+from holdfast.config.base import Config
+from holdfast.data.assemble import Assembled, assemble
+from holdfast.data.loaders import ViewSettings
+from holdfast.methods import build_method
+from holdfast.methods.base import Method
+from holdfast.model.classifier import Classifier
+from holdfast.model.clip import load_towers
+from holdfast.model.folder import load_model, model_fingerprint, read_description
+from holdfast.model.towers import TwoTowers
+from holdfast.runtime import Runtime, derive_seed
+
+DEFAULT_CLASS_TEMPERATURE = 0.05
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model a round starts from: a holdfast model folder, or bare towers."""
+
+    towers: TwoTowers
+    classifier: Classifier | None
+    notes: dict[str, Any]  # what the model folder says of itself
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A round that can be trained."""
+
+    method: Method
+    old: Classifier
+    assembled: Assembled
+    parent: str  # fingerprint of w_old as it is used in this round
+    fingerprint: str  # of config, data and parent
+
+
+def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
+    """The old model as the config names it."""
+    if config.start is not None:
+        folder = root / config.start
+        classifier = load_model(folder)
+        return Start(classifier.towers, classifier, read_description(folder).get("extra", {}))
+    weights = config.weights
+    if weights is not None and (root / weights).exists():
+        weights = str(root / weights)
+    return Start(load_towers(str(config.architecture), weights, seed=seed), None, {})
+
+
+def inherit_prompts(task: TaskConfig, notes: dict[str, Any]) -> TaskConfig:
+    """A round speaks of its classes as the model it starts from does, unless its TOML says otherwise."""
+    said = task.model_fields_set
+    update = {key: notes[key] for key in ("template", "names") if key in notes and key not in said}
+    if isinstance(update.get("template"), list):
+        update["template"] = tuple(update["template"])
+    return task.model_copy(update=update)
+
+
+def bind(start: Start, assembled: Assembled, config: ModelConfig) -> Classifier:
+    """The start over the round's label space."""
+    spec, temperature = assembled.data.tasks, config.class_temperature
+    if start.classifier is not None:
+        return start.classifier.with_classes(spec.classes, spec.prompts, temperature)
+    return Classifier(start.towers, spec.classes, spec.prompts, temperature or DEFAULT_CLASS_TEMPERATURE)
+
+
+def prepare_round(config: RoundConfig, root: Path, runtime: Runtime) -> Ready:
+    """Data, old model and method of a round, on the device."""
+    start = load_start(config.model, root, config.seed)
+    task = inherit_prompts(config.task, start.notes)
+    assembled = read_data(config.data, task, start.towers, config.seed, root)
+    old = bind(start, assembled, config.model).frozen_copy()
+    return make_ready(config, config.method, old, assembled, runtime)
+
+
+def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, root: Path) -> Assembled:
+    """The round's data at the size the image tower wants."""
+    view = towers.preprocess
+    return assemble(data, task, size=view.size, interpolation=view.interpolation, seed=seed, root=root)
+
+
+def make_ready(
+    config: RoundConfig, method_config: Any, old: Classifier, assembled: Assembled, runtime: Runtime
+) -> Ready:
+    """A method over a copy of the old model."""
+    dtype = torch.float64 if config.train.precision == "float64" else torch.float32
+    old = old.to(device=runtime.device, dtype=dtype)
+    new = old.copy()
+    method = build_method(new, method_config, config.train.steps)
+    _choose_trainable(method, config)
+    method.to(device=runtime.device, dtype=dtype)
+    method.prepare(old, assembled.data)
+    method.to(device=runtime.device, dtype=dtype)
+    parent = model_fingerprint(old)
+    return Ready(method, old, assembled, parent, _fingerprint(config, assembled.fingerprint, parent))
+
+
+def _choose_trainable(method: Method, config: RoundConfig) -> None:
+    """What the method trains: towers, the round's heads or a linear head; what the config freezes stays frozen."""
+    model, freeze = method.model, config.model.freeze
+    model.requires_grad_(False)
+    towers = model.towers
+    frozen_image, frozen_text = freeze in ("image", "towers"), freeze in ("text", "towers")
+    if not frozen_image:
+        for parameter in towers.image_parameters():
+            parameter.requires_grad_(True)
+    if not frozen_text and not method.linear:  # a linear head takes the text tower's place
+        for parameter in towers.text_parameters():
+            parameter.requires_grad_(True)
+    if method.linear:
+        model.use_linear()
+    elif method.uses_heads and config.model.head_rank > 0:
+        model.begin_round(config.model.head_rank, derive_seed(config.seed, "heads"))
+
+
+def _fingerprint(config: Config, data: str, parent: str) -> str:
+    """What a checkpoint is tied to. Settings that change no number (logging, saving) are left out."""
+    values = config.model_dump(mode="json")
+    for name in ("log_every", "checkpoint_every", "keep_checkpoints", "device"):
+        values["train"].pop(name, None)
+    return fingerprint_json({"config": values, "data": data, "parent": parent})
+
+
+def view_settings(train: TrainConfig, method_config: Any) -> ViewSettings:
+    """Random views of pairs as [train] says, of protected images as the method says (evaluation view if it does not)."""
+    return ViewSettings(train.augment, getattr(method_config, "views", "clean"), train.crop_scale, train.flip)
