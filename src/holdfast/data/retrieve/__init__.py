@@ -1,0 +1,1 @@
+"""Target data from the web's captions: search, judge, fetch, clean."""

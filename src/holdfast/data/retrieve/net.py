@@ -1,0 +1,147 @@
+"""Which addresses a downloader may talk to.
+
+Links in captions are written by strangers: one that points at a router, a metadata service or this machine must not be
+followed. The check is made on the addresses that a name resolves to, and the connection is made to exactly the
+addresses that were checked, so that a name which answers differently the second time (DNS rebinding) gains nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urljoin
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+Lookup = Callable[[str, int, int], Sequence[tuple[int, str]]]  # host, port, family -> (family, address)
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_LONGEST_URL = 4096
+
+
+class Refused(Exception):  # noqa: N818 - a refusal is a result, kept in the table of outcomes
+    """An address that must not be fetched, and why."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet, also when it is wrapped in another."""
+    try:
+        ip = ipaddress.ip_address(address.split("%", 1)[0])
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour
+        if inner is None and ip.teredo is not None:
+            inner = ip.teredo[1]
+        if inner is None and ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        # The old "compatible" form ::a.b.c.d carries an IPv4 address as well.
+        if inner is None and int(ip) >> 32 == 0:
+            inner = ipaddress.IPv4Address(int(ip))
+        if inner is not None:
+            return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+def checked_url(text: str, base: str | None = None, *, allow_private: bool = False) -> URL:
+    """A URL that may be asked for, or :class:`Refused`. ``base`` is the page that redirected here."""
+    joined = urljoin(base, text.strip()) if base else text.strip()
+    if len(joined) > _LONGEST_URL or any(ord(char) < 32 or ord(char) == 127 for char in joined):
+        raise Refused("bad-url")
+    try:
+        url = URL(joined)
+        host, port = url.host, url.port
+    except (ValueError, TypeError, UnicodeError) as error:
+        raise Refused("bad-url") from error
+    if url.scheme not in ("http", "https"):
+        raise Refused("scheme")
+    if not host or port is None:
+        raise Refused("bad-url")
+    if url.user is not None or url.password is not None:
+        raise Refused("credentials-in-url")
+    if not allow_private:
+        # Ports below 1024 other than the web's belong to mail, shells and file servers.
+        if port < 1024 and port not in (80, 443):
+            raise Refused("port")
+        # aiohttp takes an address written out as it is, without asking the resolver.
+        if _is_address(host) and not is_public(host):
+            raise Refused("private-address")
+    return url
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.split("%", 1)[0])
+    except ValueError:
+        return False
+    return True
+
+
+def system_lookup(host: str, port: int, family: int) -> list[tuple[int, str]]:
+    """Ask the system's resolver."""
+    answers = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+    return [
+        (found, str(address[0])) for found, _, _, _, address in answers if found in (socket.AF_INET, socket.AF_INET6)
+    ]
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names and hands only public addresses to the connector, which connects to those and no others.
+
+    One private address among public ones refuses the name: nobody who means well publishes such a mixture.
+    """
+
+    def __init__(self, *, allow_private: bool = False, lookup: Lookup = system_lookup, threads: int = 32) -> None:
+        self._allow_private, self._lookup = allow_private, lookup
+        # The loop's default pool has a handful of threads; dead names would fill it for seconds each.
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="resolve")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The public addresses of a host; :class:`Refused` where there is a private one."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._pool, self._lookup, host, port, int(family))
+        if not found:
+            raise OSError(f"{host} has no address")
+        if not self._allow_private and not all(is_public(address) for _, address in found):
+            raise Refused("private-address")
+        results: list[Any] = [
+            ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
+            for kind, address in dict.fromkeys(found)
+        ]
+        return results
+
+    async def close(self) -> None:
+        """Let the threads go."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+# What a server may say to opt out of machine learning, in X-Robots-Tag or in the TDM reservation protocol.
+_OPT_OUT = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none", "noml"})
+_AGENT = "holdfast"
+
+
+def opts_out(headers: Any) -> bool:
+    """Whether response headers ask not to be used: ``X-Robots-Tag`` for everyone or for us, ``TDM-Reservation: 1``."""
+    if any(value.strip() == "1" for value in headers.getall("TDM-Reservation", [])):
+        return True
+    for line in headers.getall("X-Robots-Tag", []):
+        agent: str | None = None
+        for part in line.lower().split(","):
+            name, colon, rest = part.partition(":")
+            directive = part.strip()
+            if colon and name.strip() not in ("unavailable_after", "max-snippet", "max-image-preview"):
+                agent, directive = name.strip(), rest.strip()  # "otherbot: noindex, noai" speaks to otherbot alone
+            if directive in _OPT_OUT and agent in (None, "*", _AGENT):
+                return True
+    return False

@@ -1,0 +1,307 @@
+"""Search: one streaming pass of DuckDB over the captions, for those with the words and for random ones without.
+
+The scan is asked one question about one column, ``quick word test OR small hash``, which DuckDB evaluates inside its
+Parquet reader, before it decodes the other columns; the exact whole-word test runs on the few rows that come out.
+
+Negatives are the captions with the smallest hash, up to ``ratio`` times the number found: a uniform sample of the
+distinct captions that contain none of the words, the same on every run and for any split of the work. The number found
+is known only at the end, so the pass keeps a pool of the smallest hashes; where the pool proves too small, a second
+pass with a larger one is made, and its result is the same as if the pool had been large enough at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.artifacts import fingerprint_file, fingerprint_json
+from holdfast.data.retrieve.manifest import ROWS, RetrievalFolder
+from holdfast.data.retrieve.metadata import (
+    MetadataFile,
+    S3Options,
+    column_names,
+    connect,
+    find_files,
+    identifier,
+    import_duckdb,
+    quoted,
+)
+from holdfast.data.retrieve.words import Words
+from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    import duckdb
+
+_HASH_END = 2**64
+_PART_ROWS = 65_536
+_PART = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("url", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("license", pa.string()),
+        pa.field("hash", pa.uint64(), nullable=False),
+        pa.field("kind", pa.int8(), nullable=False),
+    ]
+)
+# What became of a row that the scan handed out.
+FOUND, EXCLUDED, FILTERED, NEGATIVE = 0, 1, 2, 3
+
+Progress = Callable[[int, int], None]  # rows done, rows in all
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """What is looked for, and which rows may be taken at all."""
+
+    words: Words
+    ratio: int = 10  # negatives for each row found; the paper's ten
+    seed: int = 0
+    min_side: int | None = None  # pixels, both WIDTH and HEIGHT
+    min_similarity: float | None = None
+    nsfw: Literal["unlikely", "unsure", "any"] = "unsure"  # the least safe tag that is still taken
+    columns: dict[str, str] = field(default_factory=dict[str, str])
+    pool: int | None = None  # captions kept as possible negatives in the first pass; None: half a per cent of the rows
+
+    def __post_init__(self) -> None:
+        if self.ratio < 0:
+            raise UserError(f"--ratio got {self.ratio}", expected="0 or more")
+        if self.nsfw not in ("unlikely", "unsure", "any"):
+            raise UserError(f"--nsfw got {self.nsfw!r}", expected="unlikely, unsure or any")
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest says of it. The pool is left out: it changes the effort, never the result."""
+        return {**asdict(self.words), **{k: v for k, v in asdict(self).items() if k not in ("words", "pool")}}
+
+
+def search(
+    source: str,
+    query: SearchQuery,
+    out: Path,
+    *,
+    s3: S3Options | None = None,
+    memory: str = "1GB",
+    threads: int | None = None,
+    progress: Progress | None = None,
+    cluster: str | None = None,
+) -> dict[str, Any]:
+    """Search the captions at ``source`` and write what was found, the negatives and the manifest's section to ``out``.
+
+    A search that was stopped goes on with the file at which it stopped. With ``cluster`` (``local`` or the address of
+    a Ray cluster) the files are scanned by Ray workers; the result is the same.
+    """
+    files = find_files(source, s3)
+    for file in files:
+        check_columns(file, query)
+    folder = RetrievalFolder(out)
+    folder.found.parent.mkdir(parents=True, exist_ok=True)
+    engine = f"duckdb {import_duckdb().__version__}"
+    request = {"query": query.described(), "files": [file.described() for file in files], "engine": engine}
+    done = folder.step("search")
+    if done is not None and done["request"] == fingerprint_json(request) and _untouched(folder, done):
+        return done
+    total = sum(file.rows for file in files)
+    pool = query.pool or min(max(total // 200, 20_000), 1_000_000)
+    while True:
+        limit = 0 if query.ratio == 0 else _HASH_END if pool >= total else int(_HASH_END * (pool / total))
+        parts = folder.found.parent / f"parts-{fingerprint_json([request, limit])[7:19]}"
+        parts.mkdir(parents=True, exist_ok=True)
+        if cluster is None:
+            _scan_here(files, query, limit, parts, s3, memory, threads, progress)
+        else:
+            from holdfast.data.retrieve.cluster import scan_on_cluster
+
+            scan_on_cluster(cluster, files, query, limit, parts, s3, memory, progress)
+        counts = _merge(files, query, parts, folder, memory, threads)
+        if counts["negatives"] >= query.ratio * counts["found"] or limit in (0, _HASH_END):
+            break
+        # Some of the pool falls away as filtered or repeated, hence the margin.
+        pool = 2 * max(pool, query.ratio * counts["found"])
+    section = {
+        "request": fingerprint_json(request),
+        **request,
+        "counts": {"rows": total, **counts},
+        "hashes": {"found": fingerprint_file(folder.found), "negatives": fingerprint_file(folder.negatives)},
+    }
+    folder.finish("search", section)
+    for old in folder.found.parent.glob("parts-*"):
+        shutil.rmtree(old)
+    return section
+
+
+def _untouched(folder: RetrievalFolder, section: dict[str, Any]) -> bool:
+    pairs = (("found", folder.found), ("negatives", folder.negatives))
+    return all(path.exists() and fingerprint_file(path) == section["hashes"][name] for name, path in pairs)
+
+
+def check_columns(file: MetadataFile, query: SearchQuery) -> dict[str, str]:
+    """The file's columns by our names; a filter on a column that is not there is the user's mistake."""
+    names = column_names(file, query.columns)
+    needs: dict[str, tuple[str, ...]] = {"--min-side": ("width", "height")} if query.min_side is not None else {}
+    if query.min_similarity is not None:
+        needs["--min-similarity"] = ("similarity",)
+    for option, columns in needs.items():
+        for column in columns:
+            if column not in names:
+                raise UserError(
+                    f"{option} needs a {column.upper()} column, which {file.name} has not",
+                    found=", ".join(file.columns),
+                    do=f"leave {option} out",
+                )
+    return names
+
+
+def _scan_here(
+    files: list[MetadataFile],
+    query: SearchQuery,
+    limit: int,
+    parts: Path,
+    s3: S3Options | None,
+    memory: str,
+    threads: int | None,
+    progress: Progress | None,
+) -> None:
+    total, before = sum(file.rows for file in files), 0
+    connection = connect(memory, threads, parts, s3, files)
+    with connection:
+        for index, file in enumerate(files):
+            start = before
+            if not (path := part_path(parts, index)).exists():
+                report = None if progress is None else (lambda row, start=start: progress(start + row, total))
+                write_part(path, scan_file(connection, file, query, limit), report)
+            before += file.rows
+            if progress is not None:
+                progress(before, total)
+
+
+def part_path(parts: Path, index: int) -> Path:
+    """Where the rows of one file wait for the others."""
+    return parts / f"{index:06d}.parquet"
+
+
+def scan_file(
+    connection: duckdb.DuckDBPyConnection, file: MetadataFile, query: SearchQuery, limit: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one file that count, in order: found, excluded, filtered, and candidates for negatives."""
+    names = check_columns(file, query)
+    url, text = identifier(names["url"]), identifier(names["text"])
+    words = query.words
+    row_hash = f"hash({text}, {int(query.seed)})"
+    quick = " OR ".join(f"regexp_matches({text}, {quoted(one)})" for one in words.quick)
+    small = f"{row_hash} < {limit}::UBIGINT" if limit < _HASH_END else f"{text} IS NOT NULL"
+    excluded = f"regexp_matches({text}, {quoted(words.excluded)})" if words.excluded else "false"
+    statement = (
+        f"SELECT file_row_number AS row, {url}::VARCHAR AS url, {text}::VARCHAR AS text,"
+        f" {identifier(names['license']) if 'license' in names else 'NULL'}::VARCHAR AS license, {row_hash} AS hash,"
+        f" CASE WHEN {url} IS NULL OR {text} IS NULL THEN -1"
+        f" WHEN regexp_matches({text}, {quoted(words.whole)}) THEN"
+        f" (CASE WHEN {excluded} THEN {EXCLUDED} WHEN NOT ({_passes(names, query)}) THEN {FILTERED} ELSE {FOUND} END)"
+        f" WHEN regexp_matches({text}, {quoted(words.loose)}) OR NOT ({_passes(names, query)}) THEN -1"
+        f" WHEN {small} THEN {NEGATIVE} ELSE -1 END::TINYINT AS kind"
+        f" FROM read_parquet({quoted(file.location)}, file_row_number = true)"
+        f" WHERE {quick} OR {small}"
+    )
+    engine = import_duckdb()
+    try:
+        for batch in _stream(connection, statement):
+            kept = batch.filter(pa.array(np.asarray(batch.column("kind")) >= 0))
+            yield pa.RecordBatch.from_arrays([kept.column(one.name).cast(one.type) for one in _PART], schema=_PART)
+    except (engine.Error, pa.ArrowException) as error:
+        raise UserError(
+            f"DuckDB could not read {file.name}",
+            found=str(error).splitlines()[0][:300],
+            do="check the file; what was scanned before is kept, and the same command goes on from there",
+        ) from error
+
+
+def _passes(names: dict[str, str], query: SearchQuery) -> str:
+    """The filters on size, similarity and NSFW tag; a row that has no value does not pass a filter on it."""
+    tests: list[str] = []
+    if query.min_side is not None:
+        tests += [f"coalesce({identifier(names[one])} >= {int(query.min_side)}, false)" for one in ("width", "height")]
+    if query.min_similarity is not None:
+        tests.append(f"coalesce({identifier(names['similarity'])} >= {float(query.min_similarity)!r}, false)")
+    if query.nsfw != "any" and "nsfw" in names:
+        tag = f"upper(coalesce({identifier(names['nsfw'])}::VARCHAR, 'UNSURE'))"
+        tests.append(f"{tag} NOT IN ('NSFW', 'TRUE'{', ' + quoted('UNSURE') if query.nsfw == 'unlikely' else ''})")
+    return " AND ".join(tests) or "true"
+
+
+def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[int], None] | None = None) -> None:
+    """Stream batches into a part; it gets its name only when it is whole."""
+    temporary = path.with_suffix(".tmp")
+    with pq.ParquetWriter(temporary, _PART, compression="zstd") as writer:
+        for batch in batches:
+            if len(batch):
+                writer.write_batch(batch)
+                if report is not None:
+                    report(int(np.asarray(batch.column("row"))[-1]))
+    os.replace(temporary, path)
+
+
+def _merge(
+    files: list[MetadataFile],
+    query: SearchQuery,
+    parts: Path,
+    folder: RetrievalFolder,
+    memory: str,
+    threads: int | None,
+) -> dict[str, int]:
+    """Put the parts together: everything found, and the negatives with the smallest hashes."""
+    with connect(memory, threads, parts, None, ()) as connection:
+        connection.execute(
+            "CREATE VIEW part AS SELECT *, regexp_extract(filename, '(\\d+)\\.parquet$', 1)::INT AS file"
+            f" FROM read_parquet({quoted(str(parts / '*.parquet'))}, filename = true)"
+        )
+        kinds = dict(connection.execute("SELECT kind, count(*) FROM part GROUP BY kind").fetchall())
+        found = kinds.get(FOUND, 0)
+        urls = _single(connection, f"SELECT count(DISTINCT url) FROM part WHERE kind = {FOUND}")
+        _write_rows(connection, f"SELECT * FROM part WHERE kind = {FOUND} ORDER BY file, row", folder.found)
+        # One row a caption and one a URL, the first of each; none that was found under another caption.
+        first = "QUALIFY row_number() OVER (PARTITION BY {} ORDER BY hash, file, row) = 1"
+        negatives = (
+            f"SELECT * FROM part WHERE kind = {NEGATIVE} AND url NOT IN (SELECT url FROM part WHERE kind = {FOUND})"
+            f" {first.format('text')}"
+        )
+        negatives = f"SELECT * FROM ({negatives}) {first.format('url')}"
+        negatives += f" ORDER BY hash, file, row LIMIT {query.ratio * found}"
+        written = _write_rows(connection, negatives, folder.negatives)
+    return {
+        "matched": found + kinds.get(EXCLUDED, 0) + kinds.get(FILTERED, 0),
+        "excluded": kinds.get(EXCLUDED, 0),
+        "filtered": kinds.get(FILTERED, 0),
+        "found": found,
+        "found_urls": urls,
+        "negatives": written,
+    }
+
+
+def _stream(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[pa.RecordBatch]:
+    result: Any = connection.sql(statement)
+    if result is not None:
+        # DuckDB 2 renamed fetch_arrow_reader.
+        yield from (getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader)(_PART_ROWS)
+
+
+def _single(connection: duckdb.DuckDBPyConnection, statement: str) -> int:
+    return int(connection.execute(statement).fetchall()[0][0])
+
+
+def _write_rows(connection: duckdb.DuckDBPyConnection, statement: str, path: Path) -> int:
+    """Write a query's rows as Parquet with Arrow, whose files are the same bytes for the same rows."""
+    temporary, rows = path.with_suffix(".tmp"), 0
+    with pq.ParquetWriter(temporary, ROWS, compression="zstd") as writer:
+        for batch in _stream(connection, statement):
+            arrays = [batch.column(one.name).cast(one.type) for one in ROWS]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=ROWS))
+            rows += len(batch)
+    os.replace(temporary, path)
+    return rows
