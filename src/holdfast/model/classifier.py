@@ -116,7 +116,8 @@ class Classifier(nn.Module):
         """Row of each prompt's class in each round's factors, [rounds, P]; computed anew when a round was added."""
         rows = self._rows
         if rows is None or rows.shape[0] != len(self.heads.rounds) or rows.device != device:
-            rows = self._rows = self.heads.rows_of(self.classes).to(device)[:, self.prompt_class]
+            with torch.inference_mode(False):  # the cached rows must serve training too
+                rows = self._rows = self.heads.rows_of(self.classes).to(device)[:, self.prompt_class]
         return rows
 
     def _plain(self, backbone: Tensor) -> Tensor:

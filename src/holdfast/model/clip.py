@@ -71,7 +71,8 @@ class OpenClipTowers(TwoTowers):
         self.model = _create(config) if model is None else model
         self.embed_dim = int(config["embed_dim"])
         self._take_projection()
-        self._freeze_unused()
+        for parameter in self._unused():
+            parameter.requires_grad_(False)
         self._cuts = _cut_is_exact(self._text, self.model)
         self.eval()
 
@@ -110,11 +111,10 @@ class OpenClipTowers(TwoTowers):
         self._projection_key = f"{prefix}.{name}" if prefix else name
         self.text_width = self.weight.shape[0]
 
-    def _freeze_unused(self) -> None:
-        """Parameters that no feature depends on (logit scale, a caption decoder) are not trained."""
-        for name, parameter in self.model.named_parameters():
-            if name.split(".")[0] in ("logit_scale", "logit_bias", "text_decoder"):
-                parameter.requires_grad_(False)
+    def _unused(self) -> list[nn.Parameter]:
+        """Parameters that no feature depends on (logit scale, a caption decoder): they are not trained."""
+        unused = ("logit_scale", "logit_bias", "text_decoder")
+        return [one for name, one in self.model.named_parameters() if name.split(".")[0] in unused]
 
     @override
     def image_features(self, images: Tensor) -> Tensor:
@@ -175,8 +175,8 @@ class OpenClipTowers(TwoTowers):
 
     @override
     def text_parameters(self) -> Iterable[nn.Parameter]:
-        image = {id(parameter) for parameter in self.image_parameters()}
-        return [parameter for parameter in self.parameters() if id(parameter) not in image]
+        other = {id(parameter) for parameter in (*self.image_parameters(), *self._unused())}
+        return [parameter for parameter in self.parameters() if id(parameter) not in other]
 
     @override
     def checkpoint_activations(self, enable: bool = True) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
+from holdfast.data.views import look
 from holdfast.errors import UserError
 
 
@@ -28,9 +28,7 @@ class Preprocess:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
-        mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
-        std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
-        return (pixels.to(torch.float32) / 255 - mean) / std
+        return look(pixels, self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
         """JSON that :meth:`from_json` reads back."""
