@@ -155,7 +155,7 @@ def check_roles(assigned: Assigned, classes: Sequence[str], config: RolesConfig)
                     f"the class {name!r} has no image for the role {role.value!r}",
                     expected="at least one image of every class in every role",
                     found=", ".join(f"{count} {one.value}" for one, count in found.items()),
-                    do=f"add images, or raise `{role.value}` in [data.roles]; a whole number there means images a class",
+                    do=f"add images, or raise `{role.value}` in [data.roles] (a whole number means images a class)",
                 )
 
 

@@ -8,6 +8,7 @@ OpenCLIP's evaluation transform before it becomes a float tensor: shorter side r
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 
 import numpy as np
@@ -19,7 +20,12 @@ from holdfast.errors import UserError
 MAX_PIXELS = 64_000_000
 
 # Formats are named, because some of Pillow's other readers start external programs.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+Image.init()
+FORMATS = tuple(
+    name
+    for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+    if name in Image.OPEN  # a build of Pillow may lack some
+)
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
@@ -31,6 +37,9 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+# What Pillow's readers raise on truncated files, broken chunks and headers that lie.
+_BROKEN = (OSError, ValueError, SyntaxError, IndexError, KeyError, TypeError, OverflowError, EOFError, struct.error)
 
 # Our own limit is below the one at which Pillow warns, and is an error.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -55,7 +64,7 @@ def open_image(content: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise BadImage(f"more than {MAX_PIXELS:,} pixels: refused as an image bomb") from error
-    except Exception as error:  # Pillow's readers raise nearly anything on broken headers
+    except _BROKEN as error:
         raise BadImage("no picture in a known format") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
@@ -76,9 +85,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image.load()
         image = ImageOps.exif_transpose(image)
         return _convert(image)
-    except BadImage:
-        raise
-    except Exception as error:  # truncated files, broken chunks, bad profiles: all the same to the caller
+    except _BROKEN as error:
         raise BadImage(f"cannot be decoded: {error}") from error
 
 

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pictures import encode, picture, write_folder
+
+from holdfast.config import SourceConfig
+from holdfast.data.catalogue import count_problems
+from holdfast.data.sources import catalogue, guess_source, list_source
+from holdfast.errors import UserError
+
+
+def folder(path: Path, **options: object) -> SourceConfig:
+    return SourceConfig.model_validate({"kind": "folder", "path": path, **options})
+
+
+def counts(listing_of: SourceConfig, root: Path = Path()) -> dict[tuple[str | None, str | None], int]:
+    return Counter((entry.split, entry.label) for entry in list_source(listing_of, root).entries)
+
+
+def test_folder_with_and_without_splits(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", {"train/cat": 3, "train/dog": 2, "test/cat": 1})
+    assert counts(folder(tmp_path / "a")) == {("train", "cat"): 3, ("train", "dog"): 2, ("test", "cat"): 1}
+    write_folder(tmp_path / "b", {"cat": 2, "train": 1})  # a class may be called train
+    assert counts(folder(tmp_path / "b")) == {(None, "cat"): 2, (None, "train"): 1}
+    write_folder(tmp_path / "c", {"cat/persian": 2, "dog": 1})
+    assert counts(folder(tmp_path / "c")) == {(None, "cat"): 2, (None, "dog"): 1}
+    write_folder(tmp_path / "d", {".": 2})
+    assert counts(folder(tmp_path / "d")) == {(None, None): 2}
+    write_folder(tmp_path / "e", {"train": 2, "test": 1})
+    assert counts(folder(tmp_path / "e")) == {("train", None): 2, ("test", None): 1}
+
+
+def test_paths_are_relative_to_the_root_and_may_be_globs(tmp_path: Path) -> None:
+    write_folder(tmp_path / "part1", {"cat": 1})
+    write_folder(tmp_path / "part2", {"cat": 2}, start=5)
+    assert counts(folder(Path("part*")), tmp_path) == {(None, "cat"): 3}
+    with pytest.raises(UserError, match="nothing matches"):
+        counts(folder(Path("zzz*")), tmp_path)
+    with pytest.raises(UserError, match="did you mean 'part"):
+        counts(folder(Path("part")), tmp_path)
+
+
+def test_classes_are_renamed_and_merged_and_splits_chosen(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"train/cat": 1, "train/kitten": 2, "test/cat": 1})
+    assert counts(folder(tmp_path, classes={"kitten": "cat"}, splits=("train",))) == {("train", "cat"): 3}
+    with pytest.raises(UserError, match="did you mean 'kitten'"):
+        counts(folder(tmp_path, classes={"kiten": "cat"}))
+    with pytest.raises(UserError, match="no split 'tset'"):
+        counts(folder(tmp_path, splits=("tset",)))
+
+
+def test_chosen_splits_still_find_their_own_pictures(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"test/cat": 3, "train/cat": 2})
+    whole = catalogue([folder(tmp_path)], Path())
+    part = catalogue([folder(tmp_path, splits=("train",))], Path())
+    assert part.column("example_id") == whole.column("example_id")[3:]
+    reader, index = part.readers[0], part.table["index"].to_pylist()
+    for position, locator in enumerate(part.column("locator")):
+        assert reader.content(index[position]) == Path(str(locator)).read_bytes()
+
+
+def test_symlink_loop_ends(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 2})
+    (tmp_path / "cat" / "again").symlink_to(tmp_path)
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    assert counts(folder(tmp_path)) == {(None, "cat"): 2}
+
+
+def test_name_that_is_no_utf8(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 1})
+    os.rename(os.fsencode(tmp_path / "cat" / "0000.jpg"), os.fsencode(tmp_path / "cat") + b"/\xff\xfe.jpg")
+    found = catalogue([folder(tmp_path)], Path())
+    assert found.column("locator")[0] == f"{tmp_path}/cat/\\xff\\xfe.jpg"
+    assert found.readers[0].image(0).size == (40, 30)
+
+
+def write_table(path: Path, text: str) -> SourceConfig:
+    path.write_text(text, encoding="utf-8")
+    return SourceConfig(kind="csv", path=path)
+
+
+def test_tables(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(encode(picture(number)))
+    with_commas = write_table(
+        tmp_path / "a.csv", 'filepath,title,label,split\n0.jpg,"a cat, asleep",cat,train\n1.jpg,,dog,\n'
+    )
+    entries = list_source(with_commas, Path()).entries
+    assert [(one.label, one.caption, one.split) for one in entries] == [
+        ("cat", "a cat, asleep", "train"),
+        ("dog", None, None),
+    ]
+    with_tabs = write_table(tmp_path / "b.tsv", "filepath\ttitle\n2.jpg\ta dog, awake\n")
+    assert list_source(with_tabs, Path()).entries[0].caption == "a dog, awake"
+    both = catalogue([with_commas, with_tabs], Path())
+    assert len(both) == 3
+    assert both.readers[both.table["reader"].to_pylist()[2]].image(0).size == (40, 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title,label\nx,y\n", "no column filepath"),
+        ("filepath\n0.jpg\n", "no column title or label"),
+        ("", "no column filepath"),
+        ("filepath,title\n", "no rows"),
+        ("filepath,title\n0.jpg,one,two\n", "more fields"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list_source(write_table(tmp_path / "a.csv", text), Path())
+
+
+def test_table_that_is_no_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("filepath,title\nä.jpg,ö\n".encode("latin-1"))
+    with pytest.raises(UserError, match="UTF-8"):
+        list_source(SourceConfig(kind="csv", path=tmp_path / "a.csv"), Path())
+
+
+def test_missing_paths_are_counted_and_limited(tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").write_bytes(encode(picture(0)))
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    source = write_table(tmp_path / "a.csv", "filepath,title\n0.jpg,x\ngone.jpg,y\nempty.jpg,z\n,w\n")
+    found = catalogue([source], Path())
+    assert len(found) == 1
+    assert count_problems(found.problems) == {"unreadable": 2, "row without a path": 1}
+    with pytest.raises(UserError, match=r"2 of 3 pictures cannot be read[\s\S]*gone.jpg"):
+        catalogue([source], Path(), limit=0.5)
+
+
+def test_empty_folder_and_guesses(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no pictures"):
+        list_source(folder(tmp_path / "empty"), Path())
+    assert guess_source("digits").kind == "digits"
+    assert guess_source(str(tmp_path)).kind == "folder"
+    (tmp_path / "a.csv").write_text("filepath,title\n")
+    assert guess_source(str(tmp_path / "a.csv")).kind == "csv"
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match="no source"):
+        guess_source(str(tmp_path / "notes.txt"))
+
+
+def test_digits_are_embedded() -> None:
+    found = catalogue([SourceConfig(kind="digits")], Path())
+    assert len(found) == 1797
+    assert found.classes == ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    image = found.readers[0].image(0)
+    assert image.mode == "RGB"
+    assert image.getextrema() == ((0, 239), (0, 239), (0, 239))
