@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast.config.base import Config, MovingAverage, NonNegativeFloat, PositiveFloat
+from holdfast.config.base import Config, Fraction, MovingAverage, NonNegativeFloat, PositiveFloat
 
 
 class ContrastConfig(Config):
@@ -43,8 +43,73 @@ class FinetuneConfig(ContrastConfig):
     name: Literal["finetune"] = "finetune"
 
 
+class FlypConfig(ContrastConfig):
+    """method.name = "flyp": global contrastive loss on everything, protected images with their class prompt."""
+
+    name: Literal["flyp"] = "flyp"
+
+
+class WcclConfig(ContrastConfig):
+    """method.name = "wccl": weighted contrastive losses of the protected tasks and of the target."""
+
+    name: Literal["wccl"] = "wccl"
+    alpha: Fraction = 0.9
+    """Weight of the protected tasks' mean; the target has 1 - alpha. The paper tries 0.5, 0.9, 0.99."""
+
+
+class GemConfig(Config):
+    """method.name = "gem": the target's gradient, turned so that no protected task's loss rises to first order."""
+
+    name: Literal["gem"] = "gem"
+    gamma: NonNegativeFloat = 0.5
+    """Least weight of a protected task's gradient once any of them is violated. The paper tries 0.5 and 1."""
+
+
+class Co2lConfig(Config):
+    """method.name = "co2l": asymmetric supervised contrast and relation distillation, then a linear classifier."""
+
+    name: Literal["co2l"] = "co2l"
+    temperature: PositiveFloat = 0.1
+    """tau, of the supervised contrast. The paper tries 0.05 and 0.1."""
+    kappa: PositiveFloat = 0.2
+    """Temperature of the new model's relations. The paper tries 0.1 and 0.2."""
+    kappa_old: PositiveFloat = 0.01
+    """kappa*, temperature of the old model's relations. The paper tries 0.01 and 0.1."""
+    distillation: NonNegativeFloat = 1.0
+    """lambda, weight of the relation distillation. The paper tries 0.1, 1 and 10."""
+    classifier_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the run's steps that train the linear classifier, on frozen features, at the end."""
+
+
+class DerConfig(Config):
+    """method.name = "der": cross-entropy on the target, old logits kept on protected images."""
+
+    name: Literal["der"] = "der"
+    alpha: NonNegativeFloat = 1.0
+    """Weight of the squared difference to the old logits. The paper tries 0.1, 1 and 10."""
+    beta: NonNegativeFloat = 0.0
+    """Weight of the cross-entropy on a second draw of protected images: 0 is DER, above 0 is DER++."""
+
+
+class RmConfig(ContrastConfig):
+    """method.name = "rm": the target objective plus the protected tasks' mean loss at a fixed weight."""
+
+    name: Literal["rm"] = "rm"
+    alpha: NonNegativeFloat = 1.0
+    """The weight. The paper tries 0.1, 1 and 10; on Places365 1, 10, ..., 10000."""
+
+
 METHOD_CONFIGS: dict[str, type[Config]] = {
     "holdfast": HoldfastConfig,
     "finetune": FinetuneConfig,
+    "flyp": FlypConfig,
+    "wccl": WcclConfig,
+    "gem": GemConfig,
+    "co2l": Co2lConfig,
+    "der": DerConfig,
+    "rm": RmConfig,
 }
-MethodConfig = Annotated[HoldfastConfig | FinetuneConfig, Field(discriminator="name")]
+MethodConfig = Annotated[
+    HoldfastConfig | FinetuneConfig | FlypConfig | WcclConfig | GemConfig | Co2lConfig | DerConfig | RmConfig,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,121 @@
+"""Co2L: asymmetric supervised contrast, relation distillation, then a linear classifier (method section 7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.config.methods import Co2lConfig
+from holdfast.data.tasks import Batch, RoundData
+from holdfast.errors import UserError
+from holdfast.methods.base import Phase, StepOutput
+from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means
+from holdfast.model.classifier import Classifier, similarity
+from holdfast.runtime import gather
+
+
+class Co2l(LinearMethod):
+    """Phase one trains the image encoder, phase two a linear classifier on its frozen features.
+
+    ::
+
+        contrast      mean over target i of -1/|P(i)| sum over p in P(i) of log softmax_p(z_i·z_a/tau), a ≠ i
+        distillation  mean over i of -sum_{j≠i} softmax_j(z_i·z_j/kappa*) under w_old · log softmax_j(z_i·z_j/kappa)
+        classifier    mean over classes of their mean cross-entropy
+
+    Anchors of the contrast are target images, positives the other target images; protected images are negatives only.
+    """
+
+    def __init__(self, model: Classifier, config: Co2lConfig, steps: int) -> None:
+        super().__init__(model)
+        self.config, self.phase = config, 0
+
+    def prepare(self, old: Classifier, data: RoundData) -> None:
+        """Check that an anchor can have a positive."""
+        super().prepare(old, data)
+        if len(data.target) < 2:
+            message = "Co2L contrasts target images with each other"
+            raise UserError(message, expected="at least two target images", found=str(len(data.target)))
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Representation first, classifier second."""
+        share = self.config.classifier_share
+        image_parameters = tuple(one for one in self.model.towers.image_parameters() if one.requires_grad)
+        return Phase("representation", 1 - share, image_parameters), Phase("classifier", share, (self._head(),))
+
+    def begin_phase(self, phase: int) -> None:
+        """Remember which phase it is."""
+        self.phase = phase
+
+    def _head(self) -> nn.Parameter:
+        if self.model.linear is None:
+            raise RuntimeError("Co2L needs model.use_linear() first")
+        return self.model.linear
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Losses of the phase that the run is in."""
+        return self._representation(batch) if self.phase == 0 else self._classifier(batch)
+
+    def _representation(self, batch: Batch) -> StepOutput:
+        if batch.target_total < 2:
+            raise UserError("Co2L needs two target images in a batch", do="raise train.batch or train.target_share")
+        target, protected = self.images(batch)
+        with torch.no_grad():
+            old = self.old.image_features(torch.cat([batch.target_images, batch.protected_images]))
+        old_target, old_protected = old.split([len(target), len(protected)])
+        # Samples are told apart by their place: target images from 0 on, protected ones below 0.
+        place = torch.cat([batch.target_index, -1 - batch.protected_index])
+        everywhere = torch.cat(
+            [gather(batch.target_index, batch.target_total), gather(-1 - batch.protected_index, batch.protected_total)]
+        )
+        others = _all(target, protected, batch)
+        contrast = supervised_contrast(
+            similarity(target, others),
+            place[: len(target), None] == everywhere,
+            everywhere >= 0,
+            self.config.temperature,
+        )
+        distillation = relation_distillation(
+            similarity(torch.cat([target, protected]), others),
+            similarity(old, _all(old_target, old_protected, batch)),
+            place[:, None] == everywhere,
+            self.config.kappa,
+            self.config.kappa_old,
+        )
+        target_term, value = mean_over_ranks(contrast, batch.target_total)
+        retention_term, distilled = mean_over_ranks(distillation, batch.target_total + batch.protected_total)
+        return StepOutput(
+            {"target": target_term, "retention": self.config.distillation * retention_term},
+            {"objective": value, "distillation": distilled},
+        )
+
+    def _classifier(self, batch: Batch) -> StepOutput:
+        with torch.no_grad():  # frozen features
+            features = torch.cat(self.images(batch))
+        labels = torch.cat([self.target_labels(batch), batch.protected_task])
+        means = task_means(self.losses(features, labels), labels, self.num_protected + 1)
+        per_class = means.share / means.sampled.clamp(min=1)
+        return StepOutput(
+            {"target": per_class[-1], "retention": per_class[:-1].sum()},
+            {"objective": means.mean.nanmean()},
+            {"loss": means.mean[:-1]},
+        )
+
+
+def _all(target: Tensor, protected: Tensor, batch: Batch) -> Tensor:
+    """Features of all samples on all ranks: target, then protected."""
+    return torch.cat([gather(target, batch.target_total), gather(protected, batch.protected_total)])
+
+
+def supervised_contrast(similarities: Tensor, is_self: Tensor, is_target: Tensor, temperature: float) -> Tensor:
+    """-1/|P(i)| sum over p of log softmax over a ≠ i of z_i·z_a/tau, one value an anchor: [B, C] -> [B]."""
+    log_share = (similarities / temperature).masked_fill(is_self, -torch.inf).log_softmax(dim=1)
+    positive = is_target & ~is_self
+    return -log_share.where(positive, 0).sum(dim=1) / positive.sum(dim=1)
+
+
+def relation_distillation(new: Tensor, old: Tensor, is_self: Tensor, kappa: float, kappa_old: float) -> Tensor:
+    """Cross-entropy from the old model's relations to the new one's, one value a sample: [n, C], [n, C] -> [n]."""
+    expected = (old / kappa_old).masked_fill(is_self, -torch.inf).softmax(dim=1)
+    log_share = (new / kappa).masked_fill(is_self, -torch.inf).log_softmax(dim=1)
+    return -(expected * log_share.where(~is_self, 0)).sum(dim=1)
