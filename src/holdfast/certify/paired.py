@@ -55,7 +55,7 @@ def passes(gained: int, lost: int, n: int, margin: float, level: float) -> bool:
     observed = statistic(gained, lost, n, margin)
     if observed > 0 and _hoeffding(observed, margin) <= level:
         return True
-    return at_most(Region.above(observed, n, margin), margin, level)
+    return at_most(Region.above(observed, n, margin), margin, level, observed)
 
 
 def _hoeffding(observed: float, margin: float) -> float:

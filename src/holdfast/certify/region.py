@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln
 
@@ -27,11 +28,11 @@ IntArray = NDArray[np.int64]
 
 # Two outcomes whose T differ by less than this are ties, and both count: that can only raise a p-value.
 TIE = 1e-8
-# Logarithm of the probability that is left out on either side of a window of d = b + c; it is added back to the bound.
-WINDOW_LOG = 27.6
-LEFT_OUT = 2.0 * math.exp(-WINDOW_LOG)
+# Probability of the d = b + c that are left out of the sum; whoever bounds a probability adds it back.
+LEFT_OUT = 2e-12
 # Elements of one block of the vectorised sum: small enough for the processor's cache.
 BLOCK = 1 << 15
+SMALL_BLOCK = 1 << 14
 SMALLEST = 1e-300
 
 
@@ -56,6 +57,18 @@ def _log_factorials(n: int) -> FloatArray:
     return gammaln(np.arange(n + 2, dtype=np.float64) + 1.0)
 
 
+@lru_cache(maxsize=64)
+def _log_binomials(n: int) -> FloatArray:
+    logs = _log_factorials(n)[: n + 1]
+    return logs[n] - logs - logs[::-1]
+
+
+def _windows(values: FloatArray, low: IntArray, width: int) -> FloatArray:
+    """Rows ``values[low[i] : low[i] + width]``, copied from a view: quicker than an index for every element."""
+    stride = values.strides[0]
+    return as_strided(values, (len(values) - width + 1, width), (stride, stride), writeable=False)[low]
+
+
 @dataclass(frozen=True)
 class Region:
     """The outcomes with T >= t: for d = b + c flips, those with b >= ``first[d]``.
@@ -65,7 +78,7 @@ class Region:
     """
 
     n: int
-    first: IntArray  # [n+1]
+    first: FloatArray  # [n+1]
     sign: FloatArray  # [n] of the step from d to d+1
     log_coefficient: FloatArray  # [n]
 
@@ -81,54 +94,74 @@ class Region:
         flips = np.arange(n)
         start = first[:-1]
         rises = first[1:] > start
-        chosen = np.where(rises, start, start - 1)
+        chosen = start - 1 + rises
         logs = _log_factorials(n)
         possible = (chosen >= 0) & (chosen <= flips)
         kept = np.where(possible, chosen, 0)
         coefficient = np.where(possible, logs[flips] - logs[kept] - logs[flips - kept], -np.inf)
-        return cls(n, first, np.where(rises, -1.0, 1.0), coefficient)
+        return cls(n, first.astype(np.float64), 1.0 - 2.0 * rises, coefficient)
 
-    def probability(self, p01: FloatArray, p10: FloatArray) -> FloatArray:
-        """P(T >= t) at pairs of rates, each within ``LEFT_OUT`` and rounding.
+    def probability(self, p01: FloatArray, p10: FloatArray, left_out: float = LEFT_OUT) -> FloatArray:
+        """P(T >= t) at pairs of rates, at most ``left_out`` too small, and rounding.
 
         Sum over d of Bin(n, D)(d) * P(Bin(d, p01/D) >= first[d]), D = p01 + p10, over the d that matter.
         """
+        order = np.argsort(p01 + p10)
+        p01, p10 = np.maximum(p01[order], SMALLEST), np.maximum(p10[order], SMALLEST)
         flip = p01 + p10
-        order = np.argsort(flip)
-        result = np.empty_like(flip)
+        # Bernstein: P(|d - nD| >= x) <= 2 exp(-x² / (2 (nD(1-D) + x/3))) = left_out.
+        log_left = math.log(2.0 / left_out)
         variance = self.n * flip * np.maximum(1.0 - flip, 0.0)
-        # Bernstein: P(|d - nD| >= x) <= 2 exp(-x² / (2 (nD(1-D) + x/3))) = LEFT_OUT.
-        reach = WINDOW_LOG / 3.0 + np.sqrt(WINDOW_LOG**2 / 9.0 + 2.0 * WINDOW_LOG * variance)
+        reach = log_left / 3.0 + np.sqrt(log_left**2 / 9.0 + 2.0 * log_left * variance)
         low = np.clip(np.floor(self.n * flip - reach), 0, self.n).astype(np.int64)
         width = np.clip(np.ceil(self.n * flip + reach), 0, self.n).astype(np.int64) - low + 1
-        begin = 0
-        while begin < len(order):
-            rows = max(1, BLOCK // int(width[order[begin]]))
-            chosen = order[begin : begin + rows]
-            result[chosen] = self._block(p01[chosen], p10[chosen], low[chosen], int(width[chosen].max()))
-            begin += rows
+        sorted_result = np.empty_like(flip)
+        begin, few = 0, len(flip) * int(width.max()) <= SMALL_BLOCK
+        while begin < len(flip):
+            # Rows of a block share the width of their widest window: take neighbours that differ little, unless
+            # the whole is so small that the number of blocks is what costs.
+            widest = int(width.max()) if few else int(1.25 * width[begin]) + 8
+            end = min(len(flip), begin + max(1, BLOCK // widest))
+            too_wide = np.flatnonzero(width[begin:end] > widest)
+            if len(too_wide):
+                end = begin + int(too_wide[0])
+            rows = slice(begin, end)
+            sorted_result[rows] = self._block(p01[rows], p10[rows], low[rows], int(width[rows].max()))
+            begin = end
+        result = np.empty_like(flip)
+        result[order] = sorted_result
         return result
 
     def _block(self, p01: FloatArray, p10: FloatArray, low: IntArray, width: int) -> FloatArray:
         n = self.n
         width = min(width, n + 1)
         low = np.minimum(low, n + 1 - width)
-        p01, p10 = np.maximum(p01, SMALLEST), np.maximum(p10, SMALLEST)
         flip = p01 + p10
-        log_up, log_down = np.log(p01 / flip)[:, None], np.log(p10 / flip)[:, None]
-        log_flip, log_same = np.log(flip)[:, None], np.log(np.maximum(1.0 - flip, SMALLEST))[:, None]
+        up = p01 / flip
+        log_up, log_down = np.log(up), np.log(p10 / flip)
+        log_flip, log_same = np.log(flip), np.log(np.maximum(1.0 - flip, SMALLEST))
         start = self.first[low]
-        initial = betainc(np.maximum(start, 1), np.maximum(low - start + 1, SMALLEST), (p01 / flip))
+        initial = betainc(np.maximum(start, 1.0), np.maximum(low - start + 1.0, SMALLEST), up)
         initial = np.where(start <= 0, 1.0, np.where(start > low, 0.0, initial))
-        logs = _log_factorials(n)
-        d = low[:, None] + np.arange(width)  # [rows, width]
-        weight = np.exp(logs[n] - logs[d] - logs[n - d] + d * log_flip + (n - d) * log_same)
-        before = d[:, :-1]
-        k = self.first[before]
-        step = self.sign[before] * np.exp(self.log_coefficient[before] + k * log_up + (before + 1 - k) * log_down)
+        steps = np.arange(width, dtype=np.float64)
+        # log Bin(n, D)(d) = log C(n, d) + d (log D - log(1-D)) + n log(1-D), d = low + steps
+        weight = _windows(_log_binomials(n), low, width)  # [rows, width]
+        odds = log_flip - log_same
+        weight += np.multiply.outer(odds, steps)
+        weight += (low * odds + n * log_same)[:, None]
+        np.exp(weight, out=weight)
         tail = np.cumsum(weight[:, ::-1], axis=1)[:, ::-1]  # P(d >= ...) within the window
-        value = initial * tail[:, 0] + np.einsum("ij,ij->i", step, tail[:, 1:])
-        return np.clip(value, 0.0, 1.0)
+        if width == 1:
+            return np.clip(initial * tail[:, 0], 0.0, 1.0)
+        # log of the step: log C + k (log θ - log(1-θ)) + (d+1) log(1-θ)
+        step = _windows(self.first[:-1], low, width - 1)
+        step *= (log_up - log_down)[:, None]
+        step += _windows(self.log_coefficient, low, width - 1)
+        step += np.multiply.outer(log_down, steps[1:])
+        step += (low * log_down)[:, None]
+        np.exp(step, out=step)
+        step *= _windows(self.sign, low, width - 1)
+        return np.clip(initial * tail[:, 0] + np.einsum("ij,ij->i", step, tail[:, 1:]), 0.0, 1.0)
 
 
 def _first_gained(threshold: float, n: int, margin: float, slack: float) -> IntArray:
