@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.config import CrossEntropyConfig
+from holdfast.config.methods import CrossEntropyConfig
 from holdfast.data.tasks import Batch
 from holdfast.methods.base import Method, StepOutput, class_logits, cross_entropy
 from holdfast.model.classifier import Classifier

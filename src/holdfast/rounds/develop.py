@@ -6,7 +6,6 @@ The only room that sees both models and certificates.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from holdfast._version import __version__
 from holdfast.artifacts import (
     RunFolder,
     read_json,
-    read_jsonl,
     read_predictions,
     write_atomic,
     write_json,
@@ -28,7 +26,7 @@ from holdfast.artifacts import (
 from holdfast.config import RoundConfig, parse
 from holdfast.data.tasks import LabelledSet, RoundData
 from holdfast.errors import UserError
-from holdfast.evaluate.metrics import Comparison, choose, compare_predictions, task_accuracy
+from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
@@ -138,17 +136,17 @@ class _Round:
         name = candidate_name(done)
         dev = self._predict(method.model, self.data.dev)
         constraint = self._predict(method.model, self.data.constraint)
-        compared = compare_predictions(self.old_dev, dev, self.data.tasks.protected, self.data.tasks.target)
+        compared = self._compare(self.old_dev, dev)
         if self.runtime.is_main:
             write_predictions(self.folder.predictions(name, "dev"), dev)
             self._save(method.model, self.folder.candidates / name)
             self._prune(done)
         return {
-            "devsafety": compared.devsafety,
-            "devsafety_loss": compared.devsafety_loss,
+            "dev_safety": compared.dev_safety,
+            "dev_safety_loss": compared.dev_safety_loss,
             "target_gain": compared.target_gain,
-            "dev_accuracy": compared.new_accuracy,
-            "constraint_accuracy": task_accuracy(constraint),
+            "dev_accuracy": per_task_accuracy(dev),
+            "constraint_accuracy": per_task_accuracy(constraint),
         }
 
     def _save(self, model: Classifier, folder: Path) -> str:
@@ -160,36 +158,37 @@ class _Round:
 
     def _prune(self, done: int) -> None:
         """Keep the weights of the best few candidates, and of the last."""
-        names = self._candidates() | {candidate_name(done)}
-        ranked = [name for name, _ in self._ranked(names)]
+        ranked = [name for name, _ in self._ranked()]
         keep = {*ranked[: self.config.evaluate.keep_candidates], candidate_name(done)}
         for path in self.folder.candidates.iterdir():
-            if path.name.startswith("step-") and path.name not in keep:
+            if path.name not in keep:
                 shutil.rmtree(path)
 
-    def _candidates(self) -> set[str]:
-        return {path.name for path in self.folder.candidates.iterdir() if path.name.startswith("step-")}
-
-    def _ranked(self, names: set[str]) -> list[tuple[str, Comparison]]:
+    def _ranked(self) -> list[tuple[str, Comparison]]:
         """Candidates by the rule of choice, best first: retention, then target gain, on dev images."""
-        tasks = self.data.tasks
-        compared = {
-            name: compare_predictions(
-                self.old_dev, read_predictions(self.folder.predictions(name, "dev")), tasks.protected, tasks.target
-            )
-            for name in sorted(names)
-        }
-        return choose(compared)
+        names = sorted(path.name for path in self.folder.candidates.iterdir() if path.name.startswith("step-"))
+        left = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in names]
+        ranked: list[tuple[str, Comparison]] = []
+        while left:
+            best = choose_checkpoint([one.dev_safety for _, one in left], [one.target_gain for _, one in left])
+            ranked.append(left.pop(best))
+        return ranked
+
+    def _dev_predictions(self, name: str) -> pa.Table:
+        return read_predictions(self.folder.predictions(name, "dev"))
+
+    def _compare(self, old: pa.Table, new: pa.Table) -> Comparison:
+        return compare(old, new, self.data.tasks.target, self.data.tasks.protected)
 
     # -- after ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> RoundResult:
         """Choose on dev, ship the choice or the old model, and score test once."""
-        name, dev = self._ranked(self._candidates())[0]
-        kept_old = not dev.retained
+        name, dev = self._ranked()[0]
+        kept_old = not dev.safe
         shipped = self.ready.old if kept_old else load_model(self.folder.candidates / name).to(self.runtime.device)
         if kept_old:
-            dev = compare_predictions(self.old_dev, self.old_dev, self.data.tasks.protected, self.data.tasks.target)
+            dev = self._compare(self.old_dev, self.old_dev)
         test = self._score_test(shipped)
         if self.runtime.is_main:
             self._save(shipped, self.folder.model)
@@ -198,8 +197,8 @@ class _Round:
                 {
                     "kept_old": kept_old,
                     "chosen": None if kept_old else name,
-                    "dev": dev.to_json(),
-                    "test": test.to_json() if test else None,
+                    "dev": comparison_json(dev),
+                    "test": comparison_json(test) if test else None,
                 },
             )
         self._write_state("done")
@@ -215,11 +214,33 @@ class _Round:
             tables[name] = self._predict(model, examples)
             if self.runtime.is_main:
                 write_predictions(self.folder.predictions(name, "test"), tables[name])
-        return compare_predictions(tables["old"], tables["new"], self.data.tasks.protected, self.data.tasks.target)
+        return self._compare(tables["old"], tables["new"])
 
     def _predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
         """Predictions of all examples; each rank makes its share."""
         return shared_predictions(model, examples, self.data.tasks.classes, self.config.evaluate.batch, self.runtime)
+
+
+def comparison_json(compared: Comparison) -> dict[str, Any]:
+    """A comparison as it stands in ``result.json``."""
+    return {
+        "dev_safety": compared.dev_safety,
+        "dev_safety_loss": compared.dev_safety_loss,
+        "target_gain": compared.target_gain,
+        "worst_task": compared.worst_task,
+        "tasks": {
+            name: {
+                "examples": one.examples,
+                "old_accuracy": one.old_accuracy,
+                "new_accuracy": one.new_accuracy,
+                "gained": one.gained,
+                "lost": one.lost,
+                "old_loss": one.old_loss,
+                "new_loss": one.new_loss,
+            }
+            for name, one in compared.tasks.items()
+        },
+    }
 
 
 def candidate_name(step: int) -> str:

@@ -93,7 +93,7 @@ class NoProgress:
 
 
 def _headline(record: Mapping[str, Any]) -> dict[str, str]:
-    names = {"devsafety": "DevSafety", "target_gain": "target gain"}
+    names = {"dev_safety": "DevSafety", "target_gain": "target gain"}
     return {
         name: f"{label} {record[name] * 100:+.1f} %" for name, label in names.items() if record.get(name) is not None
     }
