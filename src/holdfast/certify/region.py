@@ -36,20 +36,25 @@ SMALL_BLOCK = 1 << 14
 SMALLEST = 1e-300
 
 
-def statistic(gained: int, lost: int, n: int, margin: float) -> float:
+def statistics(gained: IntArray, lost: IntArray, n: int, margin: float) -> FloatArray:
     """The score statistic T(b, c); 0 where nothing flipped and the margin is 0 (p = 1 there).
 
     q̂ = (sqrt(B² - 8nC) - B) / (4n),  B = -b - c - (2n - b + c) ε,  C = c ε (1 + ε).
     """
     linear = -(gained + lost) - (2 * n - gained + lost) * margin
-    constant = lost * margin * (1.0 + margin)
-    root = math.sqrt(max(linear * linear - 8.0 * n * constant, 0.0))
+    constant = lost * (margin * (1.0 + margin))
+    root = np.sqrt(np.maximum(linear * linear - 8.0 * n * constant, 0.0))
     # For B > 0 the two terms nearly cancel; the other form of the same root does not.
-    estimate = (root - linear) / (4.0 * n) if linear <= 0 else -2.0 * constant / (root + linear)
+    positive = np.maximum(root + linear, SMALLEST)
+    estimate = np.where(linear <= 0, (root - linear) / (4.0 * n), -2.0 * constant / positive)
     # V̂ is at least |ε|(1 - |ε|): equality where no image flipped against the sign of the margin.
-    variance = max(2.0 * estimate - margin - margin * margin, abs(margin) * (1.0 - abs(margin)))
-    distance = gained - lost + n * margin
-    return distance / math.sqrt(n * variance) if variance > 0 else 0.0
+    variance = np.maximum(2.0 * estimate - margin - margin * margin, abs(margin) * (1.0 - abs(margin)))
+    return (gained - lost + n * margin) / np.sqrt(n * np.maximum(variance, SMALLEST))
+
+
+def statistic(gained: int, lost: int, n: int, margin: float) -> float:
+    """T(b, c) of one outcome."""
+    return float(statistics(np.array([gained]), np.array([lost]), n, margin)[0])
 
 
 @lru_cache(maxsize=64)
