@@ -52,10 +52,8 @@ def second_draw(batch: Batch) -> Tensor:
     Every other one in the order of their positions, counted over all ranks; which half comes first depends on the
     draw, so that no image serves one purpose only.
     """
-    index, task = (
-        gather(batch.protected_index, batch.protected_total),
-        gather(batch.protected_task, batch.protected_total),
-    )
+    index = gather(batch.protected_index, batch.protected_total)
+    task = gather(batch.protected_task, batch.protected_total)
     before = (batch.protected_task[:, None] == task) & (index < batch.protected_index[:, None])
     return (before.sum(dim=1) + index.sum()) % 2 == 1
 

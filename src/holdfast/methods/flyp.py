@@ -47,10 +47,9 @@ class Flyp(Method):
     def _contrast(self, contrast: SetContrast, anchors: Anchors, pairs: Pairs) -> Contrast:
         # 1/n_all sum over D_all, estimated from the batch: a member of a group of n, of which b were drawn, has n/b.
         # Sampled tasks stand for the others too.
-        m, drawn = self.num_protected, pairs.drawn
-        of_tasks = m / (drawn[:m] > 0).sum().clamp(min=1)
+        m, drawn = self.num_protected, pairs.drawn.to(pairs.images.dtype)
+        of_tasks = m / (drawn[:m] > 0).sum().clamp(min=1).to(drawn)
         weight = (self.sizes / drawn.clamp(min=1) / self.all)[anchors.group]
-        weight = torch.where(anchors.group < m, weight * of_tasks, weight)
         return contrast(
             anchors.images,
             anchors.texts,
@@ -60,5 +59,5 @@ class Flyp(Method):
             anchors.total,
             set_size=self.all,
             allowed=stands_for(pairs, anchors, self.sizes).masked_fill(pairs.is_self(anchors), 0),
-            weight=weight.to(anchors.images.dtype),
+            weight=torch.where(anchors.group < m, weight * of_tasks, weight),
         )

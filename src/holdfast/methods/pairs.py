@@ -111,7 +111,7 @@ def stands_for(pairs: Pairs, anchors: Anchors, sizes: Tensor) -> Tensor:
     """
     m, drawn = pairs.num_protected, pairs.drawn.to(pairs.images.dtype)
     sizes = sizes.to(drawn)
-    sampled = (drawn[:m] > 0).sum()
+    sampled = (drawn[:m] > 0).sum().to(drawn)
     each = sizes / drawn.clamp(min=1)
     own = (sizes - 1) / (drawn - 1).clamp(min=1)
     of_column, of_anchor = pairs.group, anchors.group[:, None]

@@ -43,17 +43,16 @@ class Wccl(Method):
         m = data.tasks.num_protected
         task = torch.tensor([task_of.get(one, m + 1) for one in data.negatives.ids])
         self.register_buffer("negative_task", task, persistent=False)
-        # [m + 2]: negatives that are members of each task.
-        self.register_buffer(
-            "shared", torch.bincount(task, minlength=m + 2) * (torch.arange(m + 2) < m), persistent=False
-        )
+        # Negatives that are members of each task, [m + 2]; the last two groups are no tasks.
+        shared = torch.bincount(task, minlength=m + 2) * (torch.arange(m + 2) < m)
+        self.register_buffer("shared", shared, persistent=False)
 
     def forward(self, batch: Batch) -> StepOutput:
         """alpha * mean over sampled tasks of their loss, (1-alpha) * the target's."""
         m, alpha = len(self.sizes) - 2, self.config.alpha
         pairs = all_pairs(encode(self.model, batch), batch, m)
         per_anchor = 1 / pairs.drawn.clamp(min=1).to(pairs.images.dtype)
-        sampled = (pairs.drawn[:m] > 0).sum().clamp(min=1)
+        sampled = (pairs.drawn[:m] > 0).sum().clamp(min=1).to(per_anchor)
         target = self._contrast(self.target, pairs.target, pairs, (1 - alpha) * per_anchor)
         protected = self._contrast(self.protected, pairs.protected, pairs, alpha / sampled * per_anchor)
         return StepOutput(
