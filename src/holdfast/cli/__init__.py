@@ -6,13 +6,14 @@ Heavy imports (torch, pyarrow, scipy) happen inside the functions, so that ``--h
 from __future__ import annotations
 
 import sys
+from typing import Any, cast
 
-import click
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from holdfast._version import __version__
+from holdfast.cli import develop as _develop
 from holdfast.errors import Exit, HoldfastError
 
 app = typer.Typer(
@@ -34,6 +35,16 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
+app.command("init")(_develop.init)
+app.command("develop")(_develop.develop)
+app.command("tune")(_develop.tune)
+
+
+# Typer brings its own click in newer versions and uses the installed one in older ones: this finds the base class of
+# "no such option" and its kin in either.
+_USAGE_ERROR = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+
+
 def main() -> None:
     """Run the command line; errors meant for people are printed without a traceback."""
     console = Console(stderr=True, highlight=False)
@@ -43,10 +54,8 @@ def main() -> None:
     except HoldfastError as error:
         console.print(Text("error: ", style="bold red") + Text(error.text()), soft_wrap=True)
         sys.exit(int(error.exit_code))
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(int(Exit.INTERRUPTED))
-    except click.ClickException as error:
-        error.show()
+    except _USAGE_ERROR as error:
+        cast(Any, error).show()
         sys.exit(int(Exit.USER))
-    except KeyboardInterrupt:
-        sys.exit(int(Exit.INTERRUPTED))

@@ -1,0 +1,100 @@
+"""``holdfast develop``, ``tune`` and ``init``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.errors import Exit, UserError
+
+
+def develop(
+    round_file: Annotated[
+        Path | None, typer.Argument(metavar="ROUND.toml", help="The round: write one with `holdfast init`.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/ and the name of the TOML file.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, from its last checkpoint.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the file's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps than the file's.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> int:
+    """Run one round of development: train, choose, certify, hand back a model.
+
+    Leaves a run folder with the chosen model, all predictions and metrics. A run that was interrupted or killed goes on
+    with `--resume RUN` and ends with the same bits.
+    """
+    from holdfast.cli.tables import print_round
+    from holdfast.config import RoundConfig, parse, read_toml
+    from holdfast.rounds.develop import develop as run
+    from holdfast.rounds.develop import resume_config
+
+    if resume is not None:
+        if round_file is not None or out is not None:
+            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and --out")
+        config, root = resume_config(resume)
+        folder = resume
+    elif round_file is None:
+        raise UserError("which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`")
+    else:
+        config, root = parse(RoundConfig, read_toml(round_file), str(round_file)), round_file.parent
+        folder = out or Path("runs") / round_file.stem
+        if seed is not None:
+            config = config.model_copy(update={"seed": seed})
+        train = {"steps": steps, "device": device}
+        train = {name: value for name, value in train.items() if value is not None}
+        if train:
+            values = {**config.train.model_dump(), **train}
+            config = config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
+    result = run(config, folder, root, resume=resume is not None, quiet=quiet)
+    print_round(result, as_json=as_json)
+    return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
+
+
+def tune(
+    tune_file: Annotated[Path, typer.Argument(metavar="TUNE.toml", help="Classes, data, model and training.")],
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/ and the name of the TOML file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the file's.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Make a base model on a labelled source, by global contrastive loss or cross-entropy.
+
+    The model folder it leaves (`RUN/model`) is what `[model] start` of a round names.
+    """
+    from holdfast.cli.tables import print_accuracy
+    from holdfast.config import TuneConfig, parse, read_toml
+    from holdfast.rounds.tune import tune as run
+
+    config = parse(TuneConfig, read_toml(tune_file), str(tune_file))
+    if seed is not None:
+        config = config.model_copy(update={"seed": seed})
+    result = run(config, out or Path("runs") / tune_file.stem, tune_file.parent, resume=resume, quiet=quiet)
+    print_accuracy(f"accuracy on dev images · model in {result.model}", result.accuracy)
+
+
+def init(
+    source: Annotated[str, typer.Argument(help="Your images: a folder (class/picture.jpg), a table, or `digits`.")],
+    target: Annotated[str | None, typer.Option(help="The class to improve.")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write the round.")] = Path("ROUND.toml"),
+) -> None:
+    """Write a commented ROUND.toml for a folder of your own images.
+
+    Looks at names only and opens no picture. Without --target it proposes the smallest class, in a comment.
+    """
+    from holdfast.artifacts import write_text
+    from holdfast.data.init_round import inspect, round_text
+
+    if out.exists():
+        raise UserError(f"{out} exists already", do="choose another name with --out")
+    findings = inspect(source)
+    write_text(out, round_text(findings, target=target, relative_to=out.parent))
+    classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
+    print(f"found {len(findings.classes)} classes: {classes}")
+    step = "" if target else f"say in {out} which class is the target, then "
+    print(f"wrote {out}; next: {step}holdfast develop {out}")
