@@ -111,6 +111,9 @@ class DataConfig(Config):
     """Target images of the labelled source, drawn by seed. Default: all there are."""
     prompts: Path | None = None
     """File with the sentences of each class (JSON or TOML: class = "sentence" or ["…", "…"]); they win over [task]'s."""
+    leaks: Literal["refuse", "drop", "allow"] = "refuse"
+    """Near copies of sealed images among the training images: an error that names them, or left out of training (also
+    near copies of dev and test images), or not looked for. Exact copies are always left out."""
     bad_image_limit: Fraction = 0.01
     """Share of unreadable pictures that is skipped (counted and named) before it becomes an error."""
 

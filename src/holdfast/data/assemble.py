@@ -13,6 +13,7 @@ import pyarrow as pa
 from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.catalogue import Catalogue, Problem, check_limit, join
+from holdfast.data.leaks import find_leaks, pictures_of, refuse_leaks
 from holdfast.data.pixels import Gathered, gather
 from holdfast.data.prompts import class_prompts, fill, read_prompts, words_of
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
@@ -31,6 +32,7 @@ class Assembled:
     roles: pa.Table
     problems: list[Problem]
     fingerprint: str
+    check_leaks: Callable[[], None]  # refuses sealed pictures with near copies in training, unless that is allowed
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ def assemble(
     everything = join([main, pairs, negatives])
     problems = [*everything.problems, *assigned.problems]
     held_out = {assigned.ids[p] for p in assigned.where(Role.DEV, Role.SEALED, Role.TEST)}
+    outside_rows = np.arange(len(main), len(everything))
+    if config.leaks == "drop":
+        leaked = near_copies(everything, assigned, outside_rows)
+        problems.extend(leaked.values())
+        assigned = assigned.without(leaked)
+        held_out.update(leaked)  # pairs and negatives with such a picture are left out as exact copies are
+        check_roles(assigned, spec.classes, config.roles)
 
     chosen = {
         label: _draw(assigned, label, config.target_images if label == spec.target else config.constraint_images, seed)
@@ -102,7 +111,26 @@ def assemble(
     _check_each_class(data.constraint, spec.protected, "constraint")
     _check_each_class(data.dev, spec.classes, "dev")
     roles = assigned.table(main)
-    return Assembled(data, roles, problems, _fingerprint(data, roles))
+
+    def check_leaks() -> None:
+        if config.leaks == "refuse":
+            training = np.concatenate([assigned.rows[assigned.where(Role.BASE, Role.CONSTRAINT)], outside_rows])
+            sealed = assigned.rows[assigned.where(Role.SEALED)]
+            refuse_leaks(pictures_of(everything, training), pictures_of(main, sealed))
+
+    return Assembled(data, roles, problems, _fingerprint(data, roles), check_leaks)
+
+
+def near_copies(everything: Catalogue, assigned: Assigned, outside_rows: np.ndarray) -> dict[str, Problem]:
+    """Training pictures that are nearly dev, sealed or test pictures: content hash -> what to report."""
+    training = np.concatenate([assigned.rows[assigned.where(Role.BASE, Role.CONSTRAINT)], outside_rows])
+    held_out = assigned.rows[assigned.where(Role.DEV, Role.SEALED, Role.TEST)]
+    ours, theirs = pictures_of(everything, training), pictures_of(everything, held_out)
+    return {
+        ours.ids[match.a]: Problem("near copy", ours.names[match.a], f"of {theirs.names[match.b]}, held out: left out")
+        for match in find_leaks(ours, theirs)
+        if match.kind != "exact"
+    }
 
 
 def task_spec(task: TaskConfig, known: Sequence[str], *, prompts_file: Path | None = None) -> TaskSpec:
@@ -301,12 +329,14 @@ def labelled(
     roles_config: RolesConfig | None = None,
     limit: float = 0.01,
     missing_ok: bool = False,
+    drop_leaks: bool = False,
     problems: list[Problem] | None = None,
 ) -> LabelledSet:
     """Labelled examples of the given classes: all of them, or those with one of the given roles.
 
     ``holdfast tune`` asks for the base role, ``holdfast evaluate`` for everything a source holds. Examples of other
-    classes are left out and counted in ``problems``; a class without images is an error unless ``missing_ok``.
+    classes are left out and counted in ``problems``; a class without images is an error unless ``missing_ok``. With
+    ``drop_leaks`` (``leaks = "drop"`` in [data]) near copies of held-out pictures are not trained on.
     """
     found: list[Problem] = [] if problems is None else problems
     main = catalogue(sources, root, limit=limit)
@@ -317,6 +347,10 @@ def labelled(
         if name not in classes:
             found.append(Problem("class left out", name))
     assigned = assign(main, classes, roles_config or RolesConfig(base=0.0, dev=0.0, sealed=0.0, test=0.0))
+    if drop_leaks:
+        leaked = near_copies(main, assigned, np.zeros(0, np.int64))
+        found.extend(leaked.values())
+        assigned = assigned.without(leaked)
     positions = assigned.where(*(Role if roles is None else roles))
     if not len(positions):
         wanted = "any role" if roles is None else " or ".join(sorted(roles))

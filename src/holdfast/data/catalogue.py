@@ -15,10 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from PIL import Image
 
 from holdfast.data.images import BadImage, open_image, to_rgb
+from holdfast.data.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.tasks import Pixels
 from holdfast.errors import UserError
 
@@ -67,6 +69,10 @@ class Reader(Protocol):
         """The decoded picture: upright RGB, or :class:`~holdfast.data.images.BadImage`."""
         ...
 
+    def thumb(self, index: int) -> tuple[np.ndarray, bool]:
+        """Grey thumbnail for comparisons, and whether the picture is too small to be compared by it."""
+        ...
+
     def prepared(self, size: int, interpolation: str) -> Pixels | None:
         """Evaluation views of this size made before (row = index), or None: decode them from :meth:`image`."""
         ...
@@ -84,11 +90,22 @@ class BytesReader:
 
     def image(self, index: int) -> Image.Image:
         """The decoded picture."""
+        return to_rgb(self._open(index))
+
+    def thumb(self, index: int) -> tuple[np.ndarray, bool]:
+        """Its thumbnail."""
+        image = self._open(index)
+        small = min(image.size) < SMALL
+        if image.format == "JPEG":
+            image.draft("RGB", (4 * SIDE, 4 * SIDE))  # decoding at a fraction of the size is enough here, and faster
+        return thumbnail(to_rgb(image)), small
+
+    def _open(self, index: int) -> Image.Image:
         try:
             content = self.fetch(index)
         except OSError as error:
             raise BadImage(error.strerror or str(error)) from error
-        return to_rgb(open_image(content))
+        return open_image(content)
 
     def prepared(self, size: int, interpolation: str) -> Pixels | None:
         """None: nothing is prepared."""

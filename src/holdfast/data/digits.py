@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from holdfast.data.catalogue import Entry, Listing
+from holdfast.data.signatures import thumbnail
 from holdfast.data.tasks import Pixels
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -26,6 +27,10 @@ class DigitsReader:
     def image(self, index: int) -> Image.Image:
         """The digit as an RGB picture; the evaluation view enlarges it."""
         return Image.fromarray(self.arrays[index]).convert("RGB")
+
+    def thumb(self, index: int) -> tuple[np.ndarray, bool]:
+        """A thumbnail, marked as too small: two digits that look alike are not copies of one."""
+        return thumbnail(self.image(index)), True
 
     def prepared(self, size: int, interpolation: str) -> Pixels | None:
         """None: nothing is prepared."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,18 @@ class Assigned:
                 if role in wanted and (label is None or name == label)
             ],
             dtype=np.int64,
+        )
+
+    def without(self, ids: Collection[str]) -> Assigned:
+        """The same less the training examples with these ids."""
+        held_out = (Role.DEV, Role.SEALED, Role.TEST)
+        kept = [p for p, one in enumerate(self.ids) if one not in ids or self.roles[p] in held_out]
+        return replace(
+            self,
+            rows=self.rows[kept],
+            classes=tuple(self.classes[p] for p in kept),
+            ids=tuple(self.ids[p] for p in kept),
+            roles=tuple(self.roles[p] for p in kept),
         )
 
     def table(self, catalogue: Catalogue) -> pa.Table:
