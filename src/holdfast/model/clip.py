@@ -20,6 +20,7 @@ from open_clip.model import CLIP, CustomTextCLIP
 from open_clip.transformer import text_global_pool
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional
 from typing_extensions import override
 
 from holdfast.errors import HoldfastError, UserError, nearest
@@ -38,19 +39,33 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {"tiny": TINY}  # besides those that 
 _LENGTH_STEP = 8  # texts are cut to a multiple of this: few shapes, and the same bits for batches of like lengths
 
 
-@contextmanager
-def _one_arithmetic() -> Generator[None]:
-    """Keep attention on one code path, with and without gradients.
+class SteadyAttention(nn.MultiheadAttention):
+    """Self-attention whose bits do not depend on what is being trained.
 
-    PyTorch takes a fused path in eval mode without gradients, whose last bits differ: the old model (no gradients)
-    and its untrained copy (gradients) would then disagree at the very start.
+    PyTorch's own takes a fused path in eval mode without gradients, and multiplies in another order where the weights
+    are frozen. The old model (frozen) and its untrained copy would then disagree at the very start.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+
+    @override
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, attn_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        itself = query is key and key is value and query.dim() == 3
+        plain = self.batch_first and self.bias_k is None and not self.add_zero_attn
+        if not itself or not plain or args or options != {"need_weights": False}:
+            return super().forward(query, key, value, *args, attn_mask=attn_mask, **options)
+        n, length, width = query.shape
+        packed = functional.linear(query, self.in_proj_weight, self.in_proj_bias)
+        heads = packed.view(n, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
+        return self.out_proj(mixed.transpose(1, 2).reshape(n, length, width)), None
+
+    @classmethod
+    def replace_in(cls, model: nn.Module) -> None:
+        """Give the attention layers of a model this arithmetic; their weights and names stay."""
+        for module in model.modules():
+            if type(module) is nn.MultiheadAttention:
+                module.__class__ = cls
 
 
 @functools.lru_cache(maxsize=8)
@@ -69,6 +84,7 @@ class OpenClipTowers(TwoTowers):
         self.config = copy.deepcopy(config)
         self.preprocess = preprocess
         self.model = _create(config) if model is None else model
+        SteadyAttention.replace_in(self.model)
         self.embed_dim = int(config["embed_dim"])
         self._take_projection()
         for parameter in self._unused():
@@ -118,18 +134,16 @@ class OpenClipTowers(TwoTowers):
 
     @override
     def image_features(self, images: Tensor) -> Tensor:
-        with _one_arithmetic():
-            return self.model.encode_image(images, normalize=False)
+        return self.model.encode_image(images, normalize=False)
 
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:
-        with _one_arithmetic():
-            if self._cuts:
-                return causal_backbone(self._text, _cut(tokens, self._text))
-            if isinstance(self.model, CLIP):
-                return self.model.encode_text(tokens, normalize=False)
-            features = self._text(tokens)
-            return features[0] if isinstance(features, tuple) else features
+        if self._cuts:
+            return causal_backbone(self._text, _cut(tokens, self._text))
+        if isinstance(self.model, CLIP):
+            return self.model.encode_text(tokens, normalize=False)
+        features = self._text(tokens)
+        return features[0] if isinstance(features, tuple) else features
 
     @property
     @override

@@ -268,7 +268,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, by
         )
     try:
         with safe_open(weights, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            # A tensor mapped from the file may start anywhere, and matrix products depend in their last bits on where
+            # memory starts; a copy starts where PyTorch's own tensors do.
+            state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
         assets = {name: (folder / name).read_bytes() for name in record["assets"]}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder} cannot be read", found=str(error), do="copy the model folder again") from error
