@@ -1,0 +1,115 @@
+"""What a job leaves behind: one small file that lists and tables are made of, and details for those who ask.
+
+Nothing here imports torch, and nothing holds more than one job's details at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.artifacts import RunFolder, read_json, read_jsonl, write_json
+from holdfast.evaluate.metrics import Comparison, TaskChange
+
+Status = Literal["waiting", "begun", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A model against the old one, in the figures that choices and tables are made of."""
+
+    dev_safety: float
+    target_gain: float
+    target_old: float
+    target_new: float
+    worst_task: str
+
+    @classmethod
+    def of(cls, compared: Comparison) -> Score:
+        """The figures of a comparison."""
+        target = compared.tasks[compared.target]
+        return cls(
+            compared.dev_safety,
+            compared.target_gain,
+            target.old_accuracy,
+            target.new_accuracy,
+            compared.worst_task,
+        )
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """State of a job."""
+
+    status: Status
+    step: int | None = None  # the chosen checkpoint
+    dev: Score | None = None  # of that checkpoint
+    seconds: float = 0.0  # of the last attempt, from beginning to end
+    training_seconds: float = 0.0  # of those, in the training loop, evaluations and all
+    error: str = ""
+
+
+class JobFolder:
+    """A job's folder: a run folder with the job's record beside."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.run = root, RunFolder(root)
+
+    @property
+    def record_file(self) -> Path:
+        """The record."""
+        return self.root / "job.json"
+
+    @property
+    def traceback(self) -> Path:
+        """Where a failure of ours came from."""
+        return self.root / "error.txt"
+
+    @property
+    def dev(self) -> Path:
+        """The chosen checkpoint on dev images, task by task."""
+        return self.root / "dev.json"
+
+    @property
+    def test(self) -> Path:
+        """The chosen checkpoint on test images, task by task; there only where the job's setting was chosen."""
+        return self.root / "test.json"
+
+    def read(self) -> JobRecord:
+        """The record; a job that has none waits."""
+        if not self.record_file.exists():
+            return JobRecord("waiting")
+        values = read_json(self.record_file)
+        dev = values.pop("dev")
+        return JobRecord(**values, dev=Score(**dev) if dev is not None else None)
+
+    def write(self, record: JobRecord) -> None:
+        """Write the record in one step."""
+        write_json(self.record_file, asdict(record))
+
+    def looks(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(step, evaluation) of every look, in order."""
+        if self.run.metrics.exists():
+            for record in read_jsonl(self.run.metrics):
+                if "evaluation" in record:
+                    yield record["step"], record["evaluation"]
+
+    def logged(self, name: str) -> Iterator[tuple[int, dict[str, float | None]]]:
+        """(step, value of every task) of a per-task quantity, for methods that log it."""
+        if self.run.metrics.exists():
+            for record in read_jsonl(self.run.metrics):
+                if isinstance(record.get(name), dict):
+                    yield record["step"], record[name]
+
+
+def write_comparison(path: Path, compared: Comparison) -> None:
+    """A comparison, task by task."""
+    write_json(path, {"target": compared.target, "tasks": {name: asdict(one) for name, one in compared.tasks.items()}})
+
+
+def read_comparison(path: Path) -> Comparison:
+    """The inverse of :func:`write_comparison`."""
+    values = read_json(path)
+    return Comparison(values["target"], {name: TaskChange(**one) for name, one in values["tasks"].items()})
