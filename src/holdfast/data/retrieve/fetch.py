@@ -75,6 +75,17 @@ def open_store(folder: RetrievalFolder, limits: FetchLimits, *, restart: bool = 
     return ShardStore(folder.fetched, rows, SHARD_ROWS, limits.attempts), source
 
 
+def open_store_to_read(folder: RetrievalFolder, limits: FetchLimits) -> ShardStore:
+    """The shards of a finished fetch step."""
+    plan = read_json(folder.fetched / "plan.json")
+    rows, source = wanted_rows(folder)
+    if plan["input"] != source:
+        raise UserError(
+            f"{folder.fetched} holds downloads of another selection", do="run `holdfast retrieve fetch` first"
+        )
+    return ShardStore(folder.fetched, rows, int(plan["shard_rows"]), limits.attempts)
+
+
 def fetch(
     out: Path,
     limits: FetchLimits,

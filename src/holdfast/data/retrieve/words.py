@@ -2,7 +2,7 @@
 
 A word is there when it stands between characters that are not letters, marks, digits or underscores, in any script and
 in upper or lower case: ``fog`` is in ``Fog, again`` and not in ``fogón`` or ``décor_fog2``. RE2's own ``\\b`` knows
-ASCII only, so the boundaries are written out. A term whose edge is in a script that writes no spaces (Han, kana, Thai, ...)
+ASCII only, so the boundaries are written out. A term whose edge is in a script without spaces (Han, kana, Thai, ...)
 asks for no boundary at that edge, or it would never be found.
 """
 
