@@ -11,7 +11,7 @@ settled by the cheaper of two bounds:
    maximum over a polygon around the ellipse is at a vertex. Between N angles π/N apart, the interpolant sum a_k cos kφ
    exceeds its largest sample by at most (π/N)²/8 * sum k² |a_k|.
 
-Cells are four standard deviations of the flips wide, which keeps M small at every n: there are about 0.8 sqrt(n) of them.
+Cells are four standard deviations of the flips wide, which keeps M small at every n: about 0.8 sqrt(n) of them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from scipy.special import gammaln, ndtri
 from holdfast.certify.line import at_most
 from holdfast.certify.region import SMALLEST, FloatArray, Region, statistics
 
-# Probability of the outcomes that the enumeration of the alternative leaves out; power is too small by that much at most.
+# Probability of the outcomes that the enumeration leaves out; power comes out too small by that much at most.
 LEFT_OUT = 1e-9
 # Up to here every n is tried; above it, every thousandth part.
 EVERY = 2000

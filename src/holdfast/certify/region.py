@@ -104,7 +104,7 @@ class Region:
         possible = (chosen >= 0) & (chosen <= flips)
         kept = np.where(possible, chosen, 0)
         coefficient = np.where(possible, logs[flips] - logs[kept] - logs[flips - kept], -np.inf)
-        return cls(n, first.astype(np.float64), 1.0 - 2.0 * rises, coefficient)
+        return cls(n, first.astype(np.float64), np.where(rises, -1.0, 1.0), coefficient)
 
     def probability(self, p01: FloatArray, p10: FloatArray, left_out: float = LEFT_OUT) -> FloatArray:
         """P(T >= t) at pairs of rates, at most ``left_out`` too small, and rounding.
@@ -173,7 +173,7 @@ def _first_gained(threshold: float, n: int, margin: float, slack: float) -> IntA
     """For each d = b + c the smallest b with T(b, d-b) >= threshold > 0 (d + 1 where there is none).
 
     With j = b - c fixed, T >= t is V̂ <= V = (j + nε)² / (n t²), and since q̂ is the larger root of a quadratic that is
-    linear in d, this is d <= [n ((V + ε²)² - ε²) + εj (V + ε² - 1)] / V, provided V >= |ε|(1 - |ε|), the least V̂ can be.
+    linear in d, this is d <= [n ((V + ε²)² - ε²) + εj (V + ε² - 1)] / V, provided V >= |ε|(1 - |ε|), its least value.
     """
     j = np.arange(-n, n + 1)
     distance = j + n * margin

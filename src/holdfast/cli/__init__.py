@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast._version import __version__
+from holdfast.cli import certify as _certify
 from holdfast.cli import develop as _develop
+from holdfast.cli.retrieve import retrieve_app
 from holdfast.errors import Exit, HoldfastError
 
 app = typer.Typer(
@@ -38,6 +40,10 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 app.command("init")(_develop.init)
 app.command("develop")(_develop.develop)
 app.command("tune")(_develop.tune)
+app.command("certify")(_certify.certify)
+app.command("plan")(_certify.plan)
+app.command("verify")(_certify.verify)
+app.add_typer(retrieve_app, name="retrieve")
 
 
 # Typer brings its own click in newer versions and uses the installed one in older ones: this finds the base class of

@@ -1,0 +1,237 @@
+"""The certificate: what was claimed, on what evidence, and how anyone can compute it again.
+
+It names every file it rests on with a fingerprint: predictions, and where known the models' weights and the data.
+:func:`verify_certificate` reads those files again, counts again, tests again, and compares.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast._version import __version__
+from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
+from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate, pool
+from holdfast.certify.report import report
+from holdfast.certify.tables import Paired, read_joined, read_paired
+from holdfast.errors import FaultError, UserError, nearest
+
+FORMAT = "holdfast-certificate/1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that is fixed before looking."""
+
+    margins: dict[str, float]  # by task, after pooling
+    confidence: float = 0.95
+    claim: Claim = Claim.ALL
+    target: str | None = None
+    groups: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    labels: list[str] = field(default_factory=list[str])
+    level: float | None = None  # under a ledger: the level of the look, in place of 1 - confidence
+
+    @property
+    def delta(self) -> float:
+        """Level of the test."""
+        return delta_of(self.confidence) if self.level is None else self.level
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Settings:
+        """Settings as a certificate holds them."""
+        known = dict(value)
+        return cls(claim=Claim(known.pop("claim")), **known)
+
+
+def check_confidence(confidence: float) -> float:
+    """A confidence strictly between 0 and 1."""
+    if not 0.0 < confidence < 1.0:
+        raise UserError(
+            f"the confidence {confidence:g} is not usable",
+            expected="a number between 0 and 1, such as 0.95",
+            do="write 95 % as 0.95",
+        )
+    return confidence
+
+
+def check_margin(margin: float, name: str) -> float:
+    """A margin in [0, 1)."""
+    if not 0.0 <= margin < 1.0:
+        raise UserError(
+            f"the margin {margin:g}{f' of {name}' if name else ''} is not usable",
+            expected="a loss of accuracy in [0, 1), such as 0.02",
+            do="write 2 % as 0.02",
+        )
+    return margin
+
+
+def margins_for(tasks: Sequence[str], default: float | None, single: Mapping[str, float]) -> dict[str, float]:
+    """One margin a task: its own, or the default."""
+    unknown = [name for name in single if name not in tasks]
+    if unknown:
+        raise UserError(
+            f"a margin is given for {unknown[0]!r}, which has no images here",
+            expected="a protected task, or a pooled group",
+            found=nearest(unknown[0], tasks),
+        )
+    missing = [task for task in tasks if task not in single]
+    if missing and default is None:
+        raise UserError(
+            f"no margin is given for {', '.join(missing[:5])}",
+            expected="a margin for every task, fixed before looking",
+            do="give one for all with --margin 0.02, or one each with --margin NAME=0.05",
+        )
+    return {task: check_margin(single.get(task, default if default is not None else 0.0), task) for task in tasks}
+
+
+def select(paired: Paired, settings: Settings) -> tuple[list[Counts], Counts | None]:
+    """Counts of the protected tasks, groups pooled, and of the target."""
+    counts = paired.counts()
+    target = counts.pop(settings.target) if settings.target else None
+    members = [member for group in settings.groups.values() for member in group]
+    named = {*settings.margins, *members} - set(settings.groups)
+    return pool([counts[name] for name in sorted(named)], settings.groups), target
+
+
+def run_test(paired: Paired, settings: Settings, workers: int = 1) -> Result:
+    """Count and test."""
+    counts, target = select(paired, settings)
+    return evaluate(
+        counts,
+        settings.margins,
+        settings.delta,
+        claim=settings.claim,
+        target=target,
+        disjoint=paired.disjoint,
+        workers=workers,
+    )
+
+
+def fingerprint_path(path: Path) -> str:
+    """Fingerprint of a file, or of all files of a folder with their names."""
+    if path.is_file():
+        return fingerprint_file(path)
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist", do="check the path")
+    files = sorted(one for one in path.rglob("*") if one.is_file())
+    return fingerprint_json({one.relative_to(path).as_posix(): fingerprint_file(one) for one in files})
+
+
+def write_certificate(
+    path: Path,
+    settings: Settings,
+    told: Mapping[str, Any],
+    files: Mapping[str, Path],
+    *,
+    identities: Mapping[str, str] | None = None,
+    ledger: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the certificate and return it.
+
+    ``files`` names what it rests on: ``predictions`` (one file), or ``predictions of the old model`` and ``predictions
+    of the new model``; any further names (weights, data) are checked by fingerprint alone. ``identities`` are
+    fingerprints of things that are not at hand as files. Without predictions (a sealed set that is not retired) only
+    the one bit can be told.
+    """
+    folder = path.resolve().parent
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "holdfast": __version__,
+        "settings": {**asdict(settings), "claim": str(settings.claim)},
+        "report": dict(told),
+        "files": {
+            name: {"path": os.path.relpath(one.resolve(), folder), "fingerprint": fingerprint_path(one)}
+            for name, one in files.items()
+        },
+        "identities": dict(identities or {}),
+        "ledger": dict(ledger) if ledger else None,
+    }
+    certificate = {**body, "fingerprint": fingerprint_json(body)}
+    write_json(path, certificate)
+    return certificate
+
+
+OLD_PREDICTIONS, NEW_PREDICTIONS = "predictions of the old model", "predictions of the new model"
+
+
+def read_certificate(path: Path) -> dict[str, Any]:
+    """A certificate whose own fingerprint holds."""
+    certificate = read_json(path)
+    if not isinstance(certificate, dict) or certificate.get("format") != FORMAT:
+        raise UserError(f"{path} is not a certificate", expected=f"a file of format {FORMAT}")
+    body = {name: value for name, value in certificate.items() if name != "fingerprint"}
+    if fingerprint_json(body) != certificate.get("fingerprint"):
+        raise FaultError(
+            f"the certificate {path} was changed after it was written",
+            expected=str(certificate.get("fingerprint")),
+            found=fingerprint_json(body),
+            do="ask for the original file",
+        )
+    return certificate
+
+
+def verify_certificate(path: Path) -> dict[str, Any]:
+    """Check every fingerprint, compute everything again from the predictions, and compare; the certificate if it holds.
+
+    A changed file or a result that comes out differently is a :class:`FaultError`, a file that is gone a
+    :class:`UserError`.
+    """
+    certificate = read_certificate(path)
+    folder = path.resolve().parent
+    files = {name: folder / one["path"] for name, one in certificate["files"].items()}
+    for name, one in files.items():
+        if not one.exists():
+            raise UserError(
+                f"the certificate rests on {one}, which does not exist",
+                expected=f"the {name}, at that place beside the certificate",
+                do="put the file back where it was when the certificate was written",
+            )
+        expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(one)
+        if found != expected:
+            raise FaultError(f"the {name} changed since the certificate: {one}", expected=expected, found=found)
+    settings = Settings.from_json(certificate["settings"])
+    paired = read_evidence(files, settings.labels)
+    if paired is None:
+        return certificate
+    told = certificate["report"]
+    again = report(
+        run_test(paired, settings),
+        confidence=settings.confidence,
+        complexity=told["lemma_1"]["C"],
+        rate=told["lemma_1"]["alpha"],
+    )
+    _compare(path, told, again)
+    return certificate
+
+
+def read_evidence(files: Mapping[str, Path], labels: Sequence[str]) -> Paired | None:
+    """The predictions that a certificate names; None where it names none."""
+    if "predictions" in files:
+        return read_paired(files["predictions"], labels)
+    if OLD_PREDICTIONS in files and NEW_PREDICTIONS in files:
+        return read_joined(files[OLD_PREDICTIONS], files[NEW_PREDICTIONS], labels)
+    return None
+
+
+def _compare(path: Path, told: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+    """Everything told must come out again; numbers to 1e-6, since p-values are bounds to that precision at least."""
+    for name, value in again.items():
+        if not _same(told.get(name), value):
+            raise FaultError(
+                f"{path} does not come out again: {name} is different",
+                expected=str(told.get(name))[:300],
+                found=str(value)[:300],
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return abs(one - other) <= 1e-6
+    return one == other

@@ -1,0 +1,278 @@
+"""What is claimed, which correction it needs, and the three verdicts.
+
+| claim | correction |
+| --- | --- |
+| ``all``: every task Δ_k > -ε_k, ε_k fixed before | none: intersection-union, each at δ |
+| ``devsafety``: population DevSafety >= min_k L_k | none |
+| ``each``: these particular tasks are retained (others are not) | Hommel if tasks use disjoint images, Holm otherwise |
+| ``bounds``: per-task bounds side by side, or ε chosen after looking | Bonferroni δ/m |
+
+With a target, "and the target improved" (Δ_target > 0) is one more hypothesis of the intersection-union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from holdfast.certify.corrections import bonferroni, holm, hommel
+from holdfast.certify.paired import lower_bounds, p_value, p_value_regressed
+
+PROMISE = (
+    "P(the shipped model is not w_old and some Δ_k <= -ε_k) <= δ, over the draw of the sealed images, given everything "
+    "used in training and choosing. Needs: independent images for a task, n, ε, δ and the order of candidates fixed "
+    "before looking. It is not P(bad | shipped), and it says nothing about other distributions."
+)
+# Work (sum of n over tasks) above which a second process pays for its start.
+WORTH_A_PROCESS = 60_000
+
+
+class Claim(StrEnum):
+    """What is claimed if the verdict is ``certified``."""
+
+    ALL = "all"
+    DEVSAFETY = "devsafety"
+    EACH = "each"
+    BOUNDS = "bounds"
+
+
+class Verdict(StrEnum):
+    """Shown to hold, shown not to hold, or neither."""
+
+    CERTIFIED = "certified"
+    REGRESSED = "regressed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One task: n images, how many were gained (old wrong, new right) and lost (old right, new wrong)."""
+
+    task: str
+    n: int
+    gained: int
+    lost: int
+    members: tuple[str, ...] = ()  # of a pooled group of tasks
+
+    @property
+    def difference(self) -> float:
+        """d̂ = (b - c) / n."""
+        return (self.gained - self.lost) / self.n
+
+
+def pool(counts: Sequence[Counts], groups: Mapping[str, Sequence[str]]) -> list[Counts]:
+    """Replace the members of each group by one task that holds their images together.
+
+    The claim is then about the group: the change in accuracy over its images together, drawn as they were drawn here.
+    """
+    inside = {member for members in groups.values() for member in members}
+    by_name = {one.task: one for one in counts}
+    pooled = [one for one in counts if one.task not in inside]
+    for name, members in groups.items():
+        ones = [by_name[member] for member in members]
+        sums = (sum(one.n for one in ones), sum(one.gained for one in ones), sum(one.lost for one in ones))
+        pooled.append(Counts(name, *sums, members=tuple(members)))
+    return pooled
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Evidence about one task."""
+
+    counts: Counts
+    margin: float
+    p_value: float  # of H0: Δ <= -ε, alone
+    p_adjusted: float  # as the claim needs it; the verdict follows this one
+    p_regressed: float  # of H0: Δ >= -ε, corrected over tasks
+    lower_bound: float  # L_k at the level of the claim
+    simultaneous_lower_bound: float  # at δ/m: these may be quoted side by side
+    verdict: Verdict
+
+    def as_json(self) -> dict[str, Any]:
+        """The task as it stands in the report of ``certify --json``; ``needed`` is added by the planner."""
+        one = self.counts
+        return {
+            "task": one.task,
+            "n": one.n,
+            "gained": one.gained,
+            "lost": one.lost,
+            "difference": one.difference,
+            "margin": self.margin,
+            "p_value": self.p_value,
+            "p_adjusted": self.p_adjusted,
+            "p_regressed": self.p_regressed,
+            "lower_bound": self.lower_bound,
+            "simultaneous_lower_bound": self.simultaneous_lower_bound,
+            "verdict": str(self.verdict),
+            **({"members": list(one.members)} if one.members else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict on a claim, with the evidence on every task."""
+
+    verdict: Verdict
+    claim: Claim
+    delta: float
+    correction: str
+    tasks: tuple[TaskResult, ...]
+    target: TaskResult | None
+
+    @property
+    def hypotheses(self) -> tuple[TaskResult, ...]:
+        """Protected tasks, and the target where its gain is claimed."""
+        return (*self.tasks, self.target) if self.target else self.tasks
+
+    @property
+    def devsafety(self) -> dict[str, Any]:
+        """min over protected tasks of d̂_k, and the bound min_k L_k on the population's."""
+        worst = min(self.tasks, key=lambda one: one.counts.difference)
+        weakest = min(self.tasks, key=lambda one: one.lower_bound)
+        return {
+            "observed": worst.counts.difference,
+            "worst_task": worst.counts.task,
+            "lower_bound": weakest.lower_bound,
+            "lower_bound_task": weakest.counts.task,
+            "level": self.delta,
+        }
+
+    def wording(self) -> str:
+        """The claim that was tested, in a sentence, with the correction that it took."""
+        m = len(self.tasks)
+        tasks = "the one protected task" if m == 1 else f"every one of the {m} protected tasks"
+        groups = [one.counts for one in self.tasks if one.counts.members]
+        pooled = f" ({', '.join(g.task + ' pools ' + ' + '.join(g.members) for g in groups)})" if groups else ""
+        margins = sorted({one.margin for one in self.tasks})
+        loss = f"{margins[0]:g}" if len(margins) == 1 else "its margin"
+        target = f"; and the accuracy on the target {self.target.counts.task} rose" if self.target else ""
+        sentence = {
+            Claim.ALL: f"on {tasks}{pooled} the new model loses less accuracy than {loss}{target}",
+            Claim.DEVSAFETY: f"the worst change in accuracy over {tasks}{pooled} is at least the smallest lower bound, "
+            f"and each bound reaches minus {loss}{target}",
+            Claim.EACH: f"on each task{pooled} marked `certified`, taken for itself, the new model loses less accuracy "
+            f"than {loss}{target}",
+            Claim.BOUNDS: f"all lower bounds{pooled} hold together, and each reaches minus {loss}{target}",
+        }[self.claim]
+        return f"{sentence} [{self.correction}; false with probability at most {self.delta:g}]"
+
+
+def delta_of(confidence: float) -> float:
+    """δ = 1 - confidence, without the last digits of binary arithmetic (1 - 0.95 is 0.05)."""
+    return round(1.0 - confidence, 12)
+
+
+def evaluate(
+    counts: Sequence[Counts],
+    margins: Mapping[str, float],
+    delta: float,
+    *,
+    claim: Claim = Claim.ALL,
+    target: Counts | None = None,
+    disjoint: bool = False,
+    workers: int = 1,
+) -> Result:
+    """Test the claim on the protected tasks (``margins[task]`` each) and, where given, the target (Δ > 0).
+
+    ``disjoint``: no image serves two tasks, so that Hommel may take Holm's place. ``workers`` above 1 shares many tasks
+    out over processes; a program that asks for it must be importable without side effects.
+    """
+    if not counts:
+        raise ValueError("a claim needs at least one task")
+    everything = [*counts, *([target] if target else [])]
+    all_margins = [*(margins[one.task] for one in counts), *([0.0] if target else [])]
+    m = len(everything)
+    alone = delta / m if claim is Claim.BOUNDS else delta
+    work = partial(_evidence, levels=(alone, delta / m))
+    evidence = _mapped(work, list(zip(everything, all_margins, strict=True)), workers)
+    p = [one[0] for one in evidence]
+    correct = hommel if disjoint else holm
+    adjusted = _adjusted(p, claim, correct)
+    regressed = correct([one[1] for one in evidence])
+    results = [
+        TaskResult(
+            one,
+            margin,
+            p_value=found[0],
+            p_adjusted=p_adjusted,
+            p_regressed=p_regressed,
+            lower_bound=found[2][0],
+            simultaneous_lower_bound=found[2][1],
+            verdict=_task_verdict(claim, delta, margin, p_adjusted, p_regressed, found[2][0]),
+        )
+        for one, margin, found, p_adjusted, p_regressed in zip(
+            everything, all_margins, evidence, adjusted, regressed, strict=True
+        )
+    ]
+    protected = tuple(results[: len(counts)])
+    return Result(
+        _overall(results), claim, delta, _correction(claim, m, disjoint), protected, results[-1] if target else None
+    )
+
+
+def _evidence(one: tuple[Counts, float], levels: tuple[float, float]) -> tuple[float, float, list[float]]:
+    """p-value, p-value of the other direction (1 where it cannot matter), lower bounds at both levels."""
+    counts, margin = one
+    p = p_value(counts.gained, counts.lost, counts.n, margin)
+    # T <= 0 in this direction is T >= 0 in the other; above, the other p-value is beyond every level in use.
+    other = 1.0 if counts.difference > -margin else p_value_regressed(counts.gained, counts.lost, counts.n, margin)
+    return p, other, lower_bounds(counts.gained, counts.lost, counts.n, levels, extra=(margin,))
+
+
+def _mapped(
+    work: Callable[[tuple[Counts, float]], tuple[float, float, list[float]]],
+    items: list[tuple[Counts, float]],
+    workers: int,
+) -> list[tuple[float, float, list[float]]]:
+    if workers < 2 or sum(one.n for one, _ in items) < WORTH_A_PROCESS:
+        return [work(one) for one in items]
+    # Large tasks first, so that no worker is left with one at the end.
+    order = sorted(range(len(items)), key=lambda index: -items[index][0].n)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+        found = list(executor.map(work, [items[index] for index in order], chunksize=4))
+    return [one for _, one in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+
+def _adjusted(p: Sequence[float], claim: Claim, correct: Callable[[Sequence[float]], list[float]]) -> list[float]:
+    if claim is Claim.BOUNDS:
+        return bonferroni(p)
+    if claim is Claim.EACH:
+        return correct(p)
+    # Intersection-union: if all pass alone, all are certified. Otherwise a list of those that pass is a claim about
+    # particular tasks, and takes its correction.
+    together = max(p)
+    return [min(one, together) for one in correct(p)]
+
+
+def _task_verdict(
+    claim: Claim, delta: float, margin: float, p_adjusted: float, p_regressed: float, bound: float
+) -> Verdict:
+    if p_regressed <= delta:
+        return Verdict.REGRESSED
+    if p_adjusted > delta:
+        return Verdict.UNDECIDED
+    if claim in (Claim.DEVSAFETY, Claim.BOUNDS) and bound < -margin:
+        return Verdict.UNDECIDED  # the walk down the grid stopped at a larger margin
+    return Verdict.CERTIFIED
+
+
+def _overall(results: Sequence[TaskResult]) -> Verdict:
+    verdicts = {one.verdict for one in results}
+    if Verdict.REGRESSED in verdicts:
+        return Verdict.REGRESSED
+    return Verdict.CERTIFIED if verdicts == {Verdict.CERTIFIED} else Verdict.UNDECIDED
+
+
+def _correction(claim: Claim, m: int, disjoint: bool) -> str:
+    name = "Hommel, tasks with disjoint images" if disjoint else "Holm, whatever images tasks share"
+    return {
+        Claim.ALL: f"intersection-union: each of {m} at δ, no correction; single verdicts by {name}",
+        Claim.DEVSAFETY: f"no correction for the smallest bound; single verdicts by {name}",
+        Claim.EACH: name,
+        Claim.BOUNDS: f"Bonferroni: each of {m} at δ/{m}",
+    }[claim]

@@ -1,0 +1,100 @@
+"""What is told about a result: the JSON object of ``certify --json``, with the planner's advice for undecided tasks."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from holdfast.certify.claims import PROMISE, Claim, Result, TaskResult, Verdict
+from holdfast.certify.corrections import lemma_one_allowance
+from holdfast.certify.planner import (
+    MOST_IMAGES,
+    Truth,
+    estimated_discordance,
+    formula_images,
+    per_task_power,
+    sufficient_images,
+)
+
+# The chance that all tasks pass, which the advice aims at.
+ADVICE_POWER = 0.8
+# Above this many images the advice is the formula's: the exact search moves it by less than 2 % there.
+EXACT_ADVICE = 20_000
+
+
+def report(
+    result: Result, *, confidence: float, complexity: float = 0.0, rate: float = 0.5, advise: bool = True
+) -> dict[str, Any]:
+    """The result as one JSON object, the promise in its words included."""
+    hypotheses = len(result.hypotheses)
+    return {
+        "verdict": str(result.verdict),
+        "confidence": confidence,
+        "claim": str(result.claim),
+        "claim_tested": result.wording(),
+        "promise": PROMISE,
+        "level": result.delta,
+        "tasks": [_task(one, result, hypotheses, advise) for one in result.tasks],
+        "target": _task(result.target, result, hypotheses, advise) if result.target else None,
+        "devsafety": result.devsafety,
+        "lemma_1": _lemma(result, complexity, rate),
+        "undecided": [one.counts.task for one in result.hypotheses if one.verdict is Verdict.UNDECIDED],
+        "regressed": [one.counts.task for one in result.hypotheses if one.verdict is Verdict.REGRESSED],
+    }
+
+
+def _task(one: TaskResult, result: Result, hypotheses: int, advise: bool) -> dict[str, Any]:
+    needed = None
+    if advise and one.verdict is Verdict.UNDECIDED:
+        alone = result.claim in (Claim.ALL, Claim.DEVSAFETY)
+        needed = needed_images(one, result.delta if alone else result.delta / hypotheses, hypotheses)
+    return {**one.as_json(), "needed": needed}
+
+
+def needed_images(one: TaskResult, level: float, hypotheses: int) -> int | None:
+    """Images that would do for an undecided task, with D estimated from this data; None where no number is known to.
+
+    At Δ = 0 first. Where the task has that many images already, it is the loss seen here that stands in the way: then
+    at that loss, if it lies within the margin.
+    """
+    counts, power = one.counts, per_task_power(ADVICE_POWER, hypotheses)
+    seen = estimated_discordance(counts.gained, counts.lost, counts.n)
+    for difference in (0.0, counts.difference):
+        # Rounded away from luck, so that similar tasks share one search.
+        rounded = math.floor(difference * 1000 + 1e-9) / 1000
+        discordance = min(1.0, max(_two_digits_up(seen), abs(rounded)))
+        if rounded + one.margin <= 0.0:
+            continue
+        needed = _sufficient(one.margin, discordance, rounded, level, power)
+        if needed is not None and needed > counts.n:
+            return needed
+    return None
+
+
+def _two_digits_up(value: float) -> float:
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / scale - 1e-9) * scale
+
+
+@lru_cache(maxsize=4096)
+def _sufficient(margin: float, discordance: float, difference: float, level: float, power: float) -> int | None:
+    truth = Truth(discordance, difference)
+    estimate = formula_images(margin, truth, level, power)
+    if estimate > MOST_IMAGES:
+        return None
+    return estimate if estimate > EXACT_ADVICE else sufficient_images(margin, truth, level, power)
+
+
+def _lemma(result: Result, complexity: float, rate: float) -> dict[str, Any]:
+    """Lemma 1 of the paper on the 0-1 loss, beside the exact bounds: Δ_k >= d̂_k - allowance for all k at once."""
+    m = len(result.tasks)
+    allowances = [lemma_one_allowance(one.counts.n, m, result.delta, complexity, rate) for one in result.tasks]
+    bounds = [max(-1.0, one.counts.difference - extra) for one, extra in zip(result.tasks, allowances, strict=True)]
+    return {
+        "lower_bound": min(bounds),
+        "tasks": {one.counts.task: bound for one, bound in zip(result.tasks, bounds, strict=True)},
+        "C": complexity,
+        "alpha": rate,
+        "formula": "d - 4C/n^alpha - 2 sqrt(ln(2m/delta)/(2n)); C = 0 is the most favourable constant there can be",
+    }

@@ -1,0 +1,262 @@
+"""Certifying on a run's sealed images: under the ledger, one bit a look, everything once the set is retired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.artifacts import RunFolder, fingerprint_ids, read_json, write_predictions
+from holdfast.certify.certificate import (
+    NEW_PREDICTIONS,
+    OLD_PREDICTIONS,
+    Settings,
+    margins_for,
+    run_test,
+    select,
+    write_certificate,
+)
+from holdfast.certify.claims import PROMISE, delta_of
+from holdfast.certify.ledger import Budget, Ledger, Standing
+from holdfast.certify.paired import impossible
+from holdfast.certify.report import report
+from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
+from holdfast.certify.tables import paired_tables
+from holdfast.errors import HoldfastError, UndecidedError, UserError
+
+
+@dataclass(frozen=True)
+class SealedPlan:
+    """A claim about a sealed set, fixed before it is looked at."""
+
+    fingerprint: str
+    images: dict[str, int]  # by task, the target's included
+    settings: Settings
+    budget: Budget
+    ids: frozenset[str]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Protected tasks."""
+        return sorted(self.settings.margins)
+
+
+def sealed_plan(
+    examples: Sequence[tuple[str, str]],
+    *,
+    target: str,
+    margin: float | Mapping[str, float],
+    single: Mapping[str, float] | None = None,
+    confidence: float = 0.95,
+    looks: int = 1,
+    passes: int = 1,
+    candidates: int = 1,
+    target_gain: bool = True,
+    labels: Sequence[str] = (),
+) -> SealedPlan:
+    """The plan for sealed ``examples`` (example id, class); every class but the target is protected.
+
+    ``single`` margins of tasks go before ``margin``.
+    """
+    if not examples:
+        raise UserError("there are no sealed images", do="give them a share: [data.roles] sealed = 0.2")
+    images = Counter(label for _, label in examples)
+    protected = sorted(label for label in images if label != target)
+    if not protected:
+        raise UserError("no protected task has a sealed image", do="seal images of every protected class")
+    if target_gain and target not in images:
+        raise UserError(
+            f"the target {target!r} has no sealed image", do="seal some, or set [certify] target_gain = false"
+        )
+    own = {**(margin if isinstance(margin, Mapping) else {}), **(single or {})}
+    default = None if isinstance(margin, Mapping) else margin
+    budget = Budget(delta_of(confidence), looks, passes, candidates)
+    settings = Settings(
+        margins_for(protected, default, own),
+        confidence,
+        target=target if target_gain else None,
+        labels=list(labels),
+        level=budget.level,
+    )
+    ids = frozenset(identity for identity, _ in examples)
+    kept = {label: n for label, n in images.items() if label != target or target_gain}
+    return SealedPlan(fingerprint_ids(ids), kept, settings, budget, ids)
+
+
+def read_sealed_plan(
+    run: RunFolder,
+    *,
+    margin: float | None = None,
+    single: Mapping[str, float] | None = None,
+    confidence: float | None = None,
+) -> SealedPlan:
+    """The plan of a run: its sealed examples, and what [certify] of its round says unless it is given here."""
+    config = read_json(run.config)
+    if not run.roles.exists():
+        raise UserError(f"{run.roles} does not exist", do="the run has not begun; start it with `holdfast develop`")
+    roles = pq.read_table(run.roles, columns=["example_id", "class", "role"]).to_pylist()
+    certify, task = config.get("certify", {}), config["task"]
+    wanted = {*(task.get("protected") or []), task["target"]} if task.get("protected") else None
+    sealed = [
+        (row["example_id"], row["class"])
+        for row in roles
+        if row["role"] == "sealed" and (wanted is None or row["class"] in wanted)
+    ]
+    return sealed_plan(
+        sealed,
+        target=task["target"],
+        margin=certify.get("margin", 0.02) if margin is None else margin,
+        single=single,
+        confidence=certify.get("confidence", 0.95) if confidence is None else confidence,
+        looks=certify.get("looks", 1),
+        candidates=max(1, len(certify.get("walk_back", ()))),
+        target_gain=certify.get("target_gain", True),
+    )
+
+
+def check_possible(plan: SealedPlan) -> None:
+    """Say before a look is spent where no outcome of so few images could pass: ((1-ε)/2)^n > level."""
+    hopeless = {
+        task: margin
+        for task, margin in _margins(plan).items()
+        if impossible(plan.images[task], margin, plan.budget.level)
+    }
+    if not hopeless:
+        return
+    task, margin = next(iter(hopeless.items()))
+    enough = next(n for n in range(1, 10_000) if not impossible(n, margin, plan.budget.level))
+    raise UndecidedError(
+        f"too few sealed images: no outcome could certify {', '.join(sorted(hopeless))}",
+        expected=f"at least {enough} images of {task} before any outcome can pass at level {plan.budget.level:g}, and "
+        f"many more for a fair chance (`holdfast plan`)",
+        found=f"{plan.images[task]} images of {task}, margin {margin:g}",
+        do="seal more images; no look was spent",
+    )
+
+
+def _margins(plan: SealedPlan) -> dict[str, float]:
+    target = plan.settings.target
+    return {**plan.settings.margins, **({target: 0.0} if target else {})}
+
+
+@dataclass(frozen=True)
+class SealedOutcome:
+    """What may be known after a look: the bit, which candidate ships, and, of a retired set, everything."""
+
+    passed: bool
+    shipped: str | None
+    standing: Standing
+    told: dict[str, Any]  # the report: one bit, or in full
+    old: pa.Table | None = None  # predictions of a retired set
+    new: pa.Table | None = None
+
+
+def certify_candidates(
+    plan: SealedPlan,
+    ledger: Ledger,
+    candidates: Sequence[str],
+    predict_old: Callable[[], pa.Table],
+    predict: Callable[[str], pa.Table],
+) -> SealedOutcome:
+    """One look: a fixed-sequence test of ``candidates``, in their order, on the sealed images.
+
+    The look is on record before ``predict_old`` and ``predict`` are called, and ``predict`` is called no further than
+    the sequence goes. Ship the last that passes; None means keep the old model.
+    """
+    check_possible(plan)
+    made: dict[str, pa.Table] = {}
+    with ledger.look(
+        plan.fingerprint,
+        plan.budget,
+        candidates=len(candidates),
+        tasks=plan.tasks,
+        margins=plan.settings.margins,
+    ) as look:
+        old = _checked(plan, predict_old())
+
+        def passes(name: str) -> bool:
+            made[name] = _checked(plan, predict(name))
+            counts, target = select(paired_tables(old, made[name], plan.settings.labels), plan.settings)
+            return retained(counts, plan.settings.margins, look.level, target)
+
+        chosen: SelectionResult[str] = fixed_sequence(candidates, passes)
+        look.close(chosen.passed, chosen.shipped)
+    standing = ledger.standing(plan.fingerprint)
+    assert standing is not None
+    # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
+    shown = chosen.shipped if chosen.passed else candidates[chosen.tested - 1]
+    told = _one_bit(plan, chosen.passed, standing)
+    if not standing.retired:
+        return SealedOutcome(chosen.passed, chosen.shipped, standing, told)
+    full = report(
+        run_test(paired_tables(old, made[str(shown)], plan.settings.labels), plan.settings),
+        confidence=plan.settings.confidence,
+    )
+    told = {**full, "verdict": told["verdict"], "sealed": {**told["sealed"], "shown": shown}}
+    return SealedOutcome(chosen.passed, chosen.shipped, standing, told, old, made[str(shown)])
+
+
+def _checked(plan: SealedPlan, table: pa.Table) -> pa.Table:
+    """Predictions of exactly the sealed images, of the tasks that the claim is about."""
+    ids = table["example_id"].to_pylist()
+    if len(ids) != len(set(ids)) or not plan.ids <= set(ids):
+        raise HoldfastError(
+            "the predictions are not those of the sealed images",
+            expected=f"{len(plan.ids)} examples of the set {plan.fingerprint}",
+            found=f"{len(ids)} rows, {len(plan.ids - set(ids))} sealed examples missing",
+            do="the look is spent; report this",
+        )
+    wanted = set(_margins(plan))
+    kept = [
+        identity in plan.ids and task in wanted for identity, task in zip(ids, table["task"].to_pylist(), strict=True)
+    ]
+    return table.filter(pa.array(kept))
+
+
+def _one_bit(plan: SealedPlan, passed: bool, standing: Standing) -> dict[str, Any]:
+    settings = plan.settings
+    return {
+        "verdict": "certified" if passed else "undecided",
+        "confidence": settings.confidence,
+        "claim": str(settings.claim),
+        "promise": PROMISE,
+        "level": plan.budget.level,
+        "tasks": [{"task": task, "n": plan.images[task], "margin": settings.margins[task]} for task in plan.tasks],
+        "target": settings.target,
+        "sealed": {
+            "set": plan.fingerprint,
+            "passed": passed,
+            "looks": standing.looks,
+            "looks_left": standing.looks_left,
+            "passes": standing.passes,
+            "retired": standing.retired,
+        },
+    }
+
+
+def write_run_certificate(
+    run: RunFolder, plan: SealedPlan, outcome: SealedOutcome, ledger: Ledger, model: Path | None = None
+) -> Path | None:
+    """After a pass, the certificate of the run, resting on its predictions once they may be shown; None without one."""
+    if outcome.old is not None and outcome.new is not None:
+        write_predictions(run.predictions("old", "sealed"), outcome.old)
+        write_predictions(run.predictions("new", "sealed"), outcome.new)
+    if not outcome.passed:
+        return None
+    files = {"roles of the data": run.roles, "round": run.config}
+    if outcome.old is not None:
+        files[OLD_PREDICTIONS] = run.predictions("old", "sealed")
+        files[NEW_PREDICTIONS] = run.predictions("new", "sealed")
+    weights = run.model if model is None else model
+    if weights.exists():
+        files["new model"] = weights
+    state = read_json(run.state)
+    identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
+    record = {"entries": ledger.entries(plan.fingerprint), "set": plan.fingerprint}
+    write_certificate(run.certificate, plan.settings, outcome.told, files, identities=identities, ledger=record)
+    return run.certificate

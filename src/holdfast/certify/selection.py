@@ -1,0 +1,78 @@
+"""Choosing the model without spending the promise: a fixed sequence of candidates, tested until the first failure.
+
+Candidates and their order are fixed on dev data. Each is tested on sealed data with every task at the full level; the
+first failure ends the sequence, and the last that passed is shipped, else the old model. A bad model is shipped only if
+the first bad candidate of the sequence passes, so no correction for their number is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from holdfast.certify.claims import Counts
+from holdfast.certify.paired import p_value
+
+Candidate = TypeVar("Candidate")
+
+
+@dataclass(frozen=True)
+class SelectionResult(Generic[Candidate]):
+    """Which candidate ships (None: keep the old model), and how far the sequence went."""
+
+    shipped: Candidate | None
+    index: int | None  # of the shipped candidate
+    tested: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether anything passed."""
+        return self.shipped is not None
+
+
+def fixed_sequence(candidates: Sequence[Candidate], test: Callable[[Candidate], bool]) -> SelectionResult[Candidate]:
+    """Test candidates in their order, stop at the first failure, ship the last that passed.
+
+    ``test`` is called no further than the sequence goes: only candidates that it reaches predict sealed images.
+    """
+    shipped: Candidate | None = None
+    index: int | None = None
+    for place, candidate in enumerate(candidates):
+        if not test(candidate):
+            return SelectionResult(shipped, index, place + 1)
+        shipped, index = candidate, place
+    return SelectionResult(shipped, index, len(candidates))
+
+
+def retained(
+    counts: Sequence[Counts], margins: Mapping[str, float], level: float, target: Counts | None = None
+) -> bool:
+    """The one bit: every task Δ_k > -ε_k at ``level`` (intersection-union) and, where given, Δ_target > 0."""
+    hypotheses = [(one, margins[one.task]) for one in counts] + ([(target, 0.0)] if target else [])
+    return all(p_value(one.gained, one.lost, one.n, margin) <= level for one, margin in hypotheses)
+
+
+def evidence_order(
+    candidates: Mapping[str, Sequence[Counts]], margins: Mapping[str, float], target: str | None = None
+) -> list[str]:
+    """Names of candidates by dev evidence, strongest first: the order for candidates that no λ puts in order.
+
+    The evidence of a candidate is its largest p-value over tasks (with Δ > 0 for the target): what its weakest task
+    shows. Of equals the one with the larger gain on the target, then the earlier name, comes first.
+    """
+
+    def key(name: str) -> tuple[float, float, str]:
+        p = max(
+            p_value(one.gained, one.lost, one.n, 0.0 if one.task == target else margins[one.task])
+            for one in candidates[name]
+        )
+        gain = sum(one.difference for one in candidates[name] if one.task == target)
+        return p, -gain, name
+
+    return sorted(candidates, key=key)
+
+
+def walk_order(steps: Sequence[float]) -> list[float]:
+    """λ of w(λ) = (1-λ) w_old + λ w_new, ascending: from what is nearest to the old model outwards."""
+    return sorted(set(steps))

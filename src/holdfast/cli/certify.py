@@ -1,0 +1,303 @@
+"""``holdfast certify``, ``plan`` and ``verify``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.errors import Exit, UserError, nearest
+
+if TYPE_CHECKING:
+    from holdfast.certify.certificate import Settings
+    from holdfast.certify.tables import Paired
+
+EXITS = {"certified": Exit.DONE, "regressed": Exit.FAULT, "undecided": Exit.UNDECIDED}
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Margins = Annotated[
+    list[str] | None,
+    typer.Option("--margin", metavar="ε|TASK=ε", help="Loss of accuracy you accept, fixed beforehand; also per task."),
+]
+Confidence = Annotated[float | None, typer.Option(help="1 - δ. Default: 0.95, or what the run says.")]
+
+
+def certify(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder with sealed images.")] = None,
+    predictions: Annotated[
+        list[Path] | None,
+        typer.Option(help="CSV or Parquet with task,label,old,new; or given twice (old, new), joined by example_id."),
+    ] = None,
+    old: Annotated[Path | None, typer.Option(help="Old model: example_id,task,label,prediction.")] = None,
+    new: Annotated[Path | None, typer.Option(help="New model: example_id,task,label,prediction.")] = None,
+    margin: Margins = None,
+    confidence: Confidence = None,
+    target: Annotated[str | None, typer.Option(help="Claim also that this task improved; it is not protected.")] = None,
+    claim: Annotated[
+        str, typer.Option(help="all: every task is retained; each: these tasks are; bounds: side by side; devsafety.")
+    ] = "all",
+    tasks: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Protected tasks. Default: all but the target.")
+    ] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=A,B", help="Claim about a group of tasks as a whole.")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(metavar="A,B", help="All labels there are; others are refused.")] = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Rows arrive one by one: e-processes, to be looked at any time.")
+    ] = False,
+    lemma_constant: Annotated[float, typer.Option(min=0.0, help="C of the paper's Lemma 1, shown beside.")] = 0.0,
+    out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
+    old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
+    new_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data to name in the certificate.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of sealed sets. Default: $HOLDFAST_LEDGER, or yours.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Prove that no protected task lost more than its margin, or say what is missing.
+
+    Works on predictions of any two models (`--predictions`), or on the sealed images of a run, under the ledger. Exit
+    code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
+    """
+    if run is not None:
+        if predictions or old or new:
+            raise UserError("a run and predictions at once", do="give either RUN or --predictions")
+        return _certify_run(run, _margins(margin), confidence, ledger, as_json)
+    from holdfast.certify.certificate import check_confidence, read_evidence, run_test, write_certificate
+    from holdfast.certify.report import report
+    from holdfast.certify.sequential import sequential_report
+    from holdfast.cli.verdicts import print_json, print_report
+
+    confidence = check_confidence(0.95 if confidence is None else confidence)
+    files = _files(predictions or [], old, new)
+    names = _names(labels)
+    paired = read_evidence(files, names)
+    assert paired is not None
+    settings = _settings(paired, margin, confidence, target, claim, _names(tasks), pool or [], names)
+    if sequential:
+        if settings.groups:
+            raise UserError("--sequential and --pool at once", do="leave one of them out")
+        told = sequential_report(paired, settings.margins, confidence, target)
+    else:
+        result = run_test(paired, settings, workers=min(4, os.cpu_count() or 1))
+        told = report(result, confidence=confidence, complexity=lemma_constant)
+    if out is not None:
+        if sequential:
+            raise UserError("a certificate is written for a fixed set of images", do="leave out --sequential or --out")
+        named = {"old model": old_model, "new model": new_model, "data": data}
+        files |= {name: path for name, path in named.items() if path is not None}
+        write_certificate(out, settings, told, files)
+    if as_json:
+        print_json(told)
+    else:
+        print_report(told)
+    return int(EXITS[told["verdict"]])
+
+
+def plan(
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Number of tasks. Default: those of the predictions, or 1.")
+    ] = None,
+    margin: Margins = None,
+    discordance: Annotated[
+        float | None, typer.Option(help="D: share of images on which the models differ in correctness.")
+    ] = None,
+    power: Annotated[float, typer.Option(help="Chance that all tasks pass.")] = 0.8,
+    confidence: Confidence = None,
+    difference: Annotated[float, typer.Option(help="Δ: true change in accuracy that is planned for.")] = 0.0,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images you have a task: the best margin they allow.")
+    ] = None,
+    simultaneous: Annotated[bool, typer.Option("--simultaneous", help="For bounds side by side: δ/m.")] = False,
+    predictions: Annotated[
+        list[Path] | None, typer.Option(help="Dev predictions (as for certify) to estimate each task's D from.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Task of the predictions to leave out: it is not protected.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """How many images a certificate needs, or how small a margin given images allow; by exact power."""
+    from holdfast.certify.certificate import check_confidence, read_evidence
+    from holdfast.certify.planner import estimated_discordance
+    from holdfast.certify.plans import check_share, plan_report
+    from holdfast.cli.verdicts import print_json, print_plan
+
+    confidence = check_confidence(0.95 if confidence is None else confidence)
+    check_share("power", power)
+    default, single = _margins(margin)
+    if predictions:
+        paired = read_evidence(_files(predictions, None, None), [])
+        assert paired is not None
+        counts = {name: one for name, one in paired.counts().items() if name != target}
+        flips = {name: estimated_discordance(one.gained, one.lost, one.n) for name, one in counts.items()}
+    elif discordance is None:
+        raise UserError("how often do the models differ?", do="give --discordance 0.02, or dev --predictions FILE")
+    else:
+        check_share("discordance", discordance, ends=True)
+        flips = {"each": discordance}
+    told = plan_report(
+        flips,
+        tasks or len(flips),
+        default=default,
+        single=single,
+        confidence=confidence,
+        power=power,
+        difference=difference,
+        images=images,
+        simultaneous=simultaneous,
+    )
+    if as_json:
+        print_json(told)
+    else:
+        print_plan(told)
+    return int(Exit.DONE)
+
+
+def verify(
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="A certificate, or a run that holds one.")],
+    as_json: Json = False,
+) -> int:
+    """Check every fingerprint of a certificate and compute everything again from the predictions it names."""
+    from holdfast.certify.certificate import verify_certificate
+    from holdfast.cli.verdicts import print_json
+
+    path = certificate / "certificate.json" if certificate.is_dir() else certificate
+    held = verify_certificate(path)
+    told = {
+        "holds": True,
+        "verdict": held["report"]["verdict"],
+        "files": held["files"],
+        "claim": held["report"]["claim"],
+    }
+    if as_json:
+        print_json(told)
+    else:
+        names = ", ".join(held["files"]) or "no files"
+        print(f"the certificate holds: verdict {told['verdict']}; checked {names}")
+        print(f"promise: {held['report']['promise']}")
+    return int(Exit.DONE)
+
+
+def _certify_run(
+    path: Path,
+    margins: tuple[float | None, dict[str, float]],
+    confidence: float | None,
+    ledger_path: Path | None,
+    as_json: bool,
+) -> int:
+    """A look at the sealed images of a run, or what its certificate says already."""
+    from holdfast.artifacts import RunFolder
+    from holdfast.certify.certificate import check_confidence, verify_certificate
+    from holdfast.certify.ledger import Ledger, default_ledger
+    from holdfast.certify.sealed import certify_candidates, read_sealed_plan, write_run_certificate
+    from holdfast.cli.verdicts import print_json, print_sealed
+
+    run = RunFolder.open(path)
+    if run.certificate.exists():
+        told = verify_certificate(run.certificate)["report"]
+    else:
+        if confidence is not None:
+            check_confidence(confidence)
+        sealed = read_sealed_plan(run, margin=margins[0], single=margins[1], confidence=confidence)
+        ledger = Ledger(ledger_path or default_ledger())
+        from holdfast.rounds.develop import predict_sealed  # torch: only once everything else is in order
+
+        tables: dict[str, Any] = {}
+
+        def predict_old() -> Any:
+            tables["old"], tables["new"] = predict_sealed(run)
+            return tables["old"]
+
+        outcome = certify_candidates(sealed, ledger, ["new"], predict_old, lambda name: tables[name])
+        write_run_certificate(run, sealed, outcome, ledger)
+        told = outcome.told
+    if as_json:
+        print_json(told)
+    else:
+        print_sealed(told)
+    return int(Exit.DONE if told["verdict"] == "certified" else Exit.UNDECIDED)
+
+
+def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
+    """The margin for all tasks, and those of single ones."""
+    default: float | None = None
+    single: dict[str, float] = {}
+    for one in given or []:
+        name, _, number = one.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError as error:
+            raise UserError(
+                f"--margin {one} is not a margin", expected="a number such as 0.02, or TASK=0.05", found=repr(number)
+            ) from error
+        from holdfast.certify.certificate import check_margin
+
+        check_margin(value, name)
+        if name:
+            single[name] = value
+        else:
+            default = value
+    return default, single
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> dict[str, Path]:
+    from holdfast.certify.certificate import NEW_PREDICTIONS, OLD_PREDICTIONS
+
+    if old and new and not predictions:
+        return {OLD_PREDICTIONS: old, NEW_PREDICTIONS: new}
+    if not old and not new and len(predictions) == 2:
+        return {OLD_PREDICTIONS: predictions[0], NEW_PREDICTIONS: predictions[1]}
+    if not old and not new and len(predictions) == 1:
+        return {"predictions": predictions[0]}
+    raise UserError(
+        "which predictions?",
+        expected="a run, one --predictions FILE, or two files: --old FILE --new FILE",
+        do="see `holdfast certify --help`",
+    )
+
+
+def _settings(
+    paired: Paired,
+    margin: Sequence[str] | None,
+    confidence: float,
+    target: str | None,
+    claim: str,
+    tasks: Sequence[str],
+    pools: Sequence[str],
+    labels: list[str],
+) -> Settings:
+    """Everything that is fixed before the test, checked against the tasks that there are."""
+    from holdfast.certify.certificate import Settings, margins_for
+    from holdfast.certify.claims import Claim
+
+    if claim not in list(Claim):
+        raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
+    there = paired.tasks()
+    groups = {name: _names(members) for name, _, members in (one.partition("=") for one in pools)}
+    asked = [*tasks, *([target] if target else []), *(member for members in groups.values() for member in members)]
+    for name in asked:
+        if name not in there:
+            raise UserError(f"the task {name!r} has no images here", found=nearest(name, there))
+    members = [member for group in groups.values() for member in group]
+    for name, group in groups.items():
+        if not group or not name or (name in there and name not in group):
+            raise UserError(
+                f"--pool {name}={','.join(group)} is not a group", expected="NAME=TASK,TASK with a new name"
+            )
+    if len(set(members)) != len(members) or target in members or target in tasks:
+        raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
+    protected = sorted({*(tasks or there), *members} - {target})
+    single = [name for name in protected if name not in members]
+    if not protected:
+        raise UserError("no protected task is left", found=f"only the target {target!r} has images")
+    default, own = _margins(margin)
+    return Settings(margins_for([*single, *groups], default, own), confidence, Claim(claim), target, groups, labels)

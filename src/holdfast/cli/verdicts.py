@@ -1,0 +1,142 @@
+"""How a verdict, a plan and a certificate look on a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {"certified": "bold green", "regressed": "bold red", "undecided": "bold yellow"}
+MARKS = {"certified": "✓", "regressed": "▼", "undecided": "?"}
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def percent(value: float, digits: int = 2) -> str:
+    """A signed change in points."""
+    return f"{value * 100:+.{digits}f}"
+
+
+def _p(value: float) -> str:
+    return "<1e-6" if value < 1e-6 else f"{value:.2g}" if value < 0.001 else f"{value:.3f}"
+
+
+def _verdict(value: str) -> Text:
+    return Text(f"{MARKS[value]} {value}", style=STYLES[value])
+
+
+def print_report(told: Mapping[str, Any]) -> None:
+    """The verdict first, then the table, then what is missing, then the promise in its words."""
+    console = Console(highlight=False)
+    console.print(Text("verdict: ") + _verdict(told["verdict"]))
+    console.print(Text(f"claim:   {told['claim_tested']}"))
+    sequential = told["claim"] == "sequential"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("task", overflow="fold", min_width=8)
+    last = ("e-value", "passed at") if sequential else ("p", "bound")
+    for name in ("n", "gained", "lost", "change", "margin", *last):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    rows = [*told["tasks"], *([told["target"]] if told.get("target") else [])]
+    for one in rows:
+        is_target = told.get("target") is one
+        table.add_row(
+            Text(f"{one['task']} (target)" if is_target else one["task"]),
+            str(one["n"]),
+            str(one["gained"]),
+            str(one["lost"]),
+            percent(one["difference"]),
+            f"{one['margin'] * 100:g}",
+            *(_sequential_cells(one) if sequential else _cells(one)),
+            _verdict(one["verdict"]),
+        )
+    console.print(table)
+    if not sequential:
+        _print_reading(console, told, rows)
+    console.print(Text(f"promise: {told['promise']}", style="dim"))
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, str]:
+    return _p(one["p_value"]), percent(one["simultaneous_lower_bound"])
+
+
+def _sequential_cells(one: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{one['e_value']:.3g}", "" if one["passed_at"] is None else str(one["passed_at"])
+
+
+def _print_reading(console: Console, told: Mapping[str, Any], rows: list[Any]) -> None:
+    """How to read the columns, and for undecided tasks what would decide them."""
+    devsafety, lemma = told["devsafety"], told["lemma_1"]
+    console.print(
+        Text(
+            f"change, margin and bound in points. p: of this task alone, against a loss of the margin or more. bound: "
+            f"lower bounds on the change that hold together (Bonferroni).\n"
+            f"DevSafety: {percent(devsafety['observed'])} seen ({devsafety['worst_task']}), in the population at least "
+            f"{percent(devsafety['lower_bound'])} ({devsafety['lower_bound_task']}); by the paper's Lemma 1 with C = "
+            f"{lemma['C']:g}: {percent(lemma['lower_bound'])}."
+        )
+    )
+    for one in rows:
+        if one["verdict"] == "undecided":
+            console.print(Text(f"{one['task']}: {advice(one)}", style="yellow"))
+
+
+def advice(one: Mapping[str, Any]) -> str:
+    """What would decide an undecided task."""
+    if one["needed"] is not None:
+        return (
+            f"{one['n']} images do not decide it; about {one['needed']} would, for an 80 % chance that all tasks pass"
+        )
+    if one["difference"] <= -one["margin"]:
+        return "the loss seen reaches the margin, without proof that the true one does; if it is real no number helps"
+    if one["margin"] == 0.0:
+        return "a margin of 0 asks for proof of a gain; without one no number of images is enough"
+    return "it has images enough for its margin and passes alone, or nearly; other tasks stand in the way"
+
+
+def print_sealed(told: Mapping[str, Any]) -> None:
+    """The single bit, or, of a retired set, everything."""
+    console = Console(highlight=False)
+    sealed = told["sealed"]
+    if sealed["retired"] and "devsafety" in told:
+        print_report(told)
+    else:
+        console.print(Text("verdict: ") + _verdict(told["verdict"]))
+        console.print(Text(f"promise: {told['promise']}", style="dim"))
+    passed = "passed" if sealed["passed"] else "did not pass"
+    left = (
+        "it is retired" if sealed["retired"] else f"{sealed['looks_left']} left; nothing more is shown before the last"
+    )
+    console.print(Text(f"sealed set {sealed['set'][7:19]}: look {sealed['looks']} {passed}; {left}."))
+
+
+def print_plan(plan: Mapping[str, Any]) -> None:
+    """What was asked for, and the answer."""
+    console = Console(highlight=False)
+    claim = "lower bounds side by side" if plan["simultaneous"] else "all tasks retained"
+    goal = f"{plan['power'] * 100:g} % chance that {plan['tasks']} tasks pass"
+    console.print(Text(f"{goal} ({claim}), confidence {plan['confidence']:g}:"))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in ("task", "flips", "margin", "images needed", "with your images"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for one in plan["by_task"]:
+        best = one.get("best_margin")
+        have = (
+            "" if "images" not in one else f"{one['images']} allow " + ("none" if best is None else f"{best * 100:g} %")
+        )
+        table.add_row(
+            Text(one["task"]),
+            f"{one['discordance'] * 100:.3g} %",
+            "" if one["margin"] is None else f"{one['margin'] * 100:g} %",
+            str(one.get("per_task", "")),
+            have,
+        )
+    console.print(table)
