@@ -58,6 +58,12 @@ def count_problems(problems: Iterable[Problem]) -> dict[str, int]:
     return dict(Counter(problem.kind for problem in problems))
 
 
+def number_of(example_id: str, purpose: str = "role") -> float:
+    """A uniform number in [0, 1) that depends on the content and the purpose alone."""
+    digest = hashlib.sha256(f"holdfast {purpose} {example_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
 class Reader(Protocol):
     """Reads the examples of one source by their index."""
 
@@ -132,6 +138,7 @@ class Listing:
     reader: Reader
     problems: list[Problem] = field(default_factory=list[Problem])
     indices: Sequence[int] = ()
+    decide_split: Callable[[str], str] | None = None  # the split by content hash, where the source's protocol says so
 
     def __post_init__(self) -> None:
         self.indices = self.indices or range(len(self.entries))
@@ -183,12 +190,14 @@ def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogu
             rows.append((position, found))
     check_limit(bad, len(listing.entries), limit)
     entries = [listing.entries[position] for position, _ in rows]
+    decide = listing.decide_split
+    splits = [one.split for one in entries] if decide is None else [decide(identity) for _, identity in rows]
     table = pa.table(
         {
             "example_id": pa.array([identity for _, identity in rows], pa.string()),
             "class": pa.array([one.label for one in entries], pa.string()),
             "caption": pa.array([one.caption for one in entries], pa.string()),
-            "split": pa.array([one.split for one in entries], pa.string()),
+            "split": pa.array(splits, pa.string()),
             "source": pa.array([listing.name] * len(rows), pa.string()),
             "locator": pa.array([one.locator for one in entries], pa.string()),
             "reader": pa.array([0] * len(rows), pa.int32()),

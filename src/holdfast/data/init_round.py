@@ -9,7 +9,8 @@ from pathlib import Path
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Listing
-from holdfast.data.sources import guess_source, list_source, split_role
+from holdfast.data.files import split_role
+from holdfast.data.sources import guess_source, list_source
 from holdfast.data.tasks import Role
 from holdfast.errors import UserError, nearest
 

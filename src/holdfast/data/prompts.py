@@ -41,9 +41,38 @@ def fill(template: str, words: str) -> str:
     return f"{start[: leading.start()]}{chosen}{words}{end}"
 
 
+# Category names of Places365 that their parts alone would turn into something nobody says.
+_WORDS = {
+    "archaelogical_excavation": "archaeological excavation",
+    "artists_loft": "artist's loft",
+    "bakery/shop": "bakery shop",
+    "barndoor": "barn door",
+    "butchers_shop": "butcher's shop",
+    "carrousel": "carousel",
+    "childs_room": "child's room",
+    "desert/sand": "sandy desert",
+    "desert/vegetation": "desert with vegetation",
+    "elevator/door": "elevator door",
+    "fastfood_restaurant": "fast-food restaurant",
+    "gazebo/exterior": "gazebo",
+    "japanese_garden": "Japanese garden",
+    "kindergarden_classroom": "kindergarten classroom",
+    "moat/water": "moat with water",
+    "mountain_snowy": "snowy mountain",
+    "oilrig": "oil rig",
+    "subway_station/platform": "subway station platform",
+    "temple/asia": "Asian temple",
+    "train_station/platform": "train station platform",
+    "underwater/ocean_deep": "deep ocean",
+    "veterinarians_office": "veterinarian's office",
+}
+
+
 def words_of(name: str) -> str:
-    """The words for a class when none are given: its name with ``_`` read as a space."""
-    return " ".join(name.replace("_", " ").split())
+    """The words for a class when none are given: ``_`` is a space, and ``hotel/outdoor`` an outdoor hotel."""
+    if name in _WORDS:
+        return _WORDS[name]
+    return " ".join(" ".join(reversed(name.split("/"))).replace("_", " ").split())
 
 
 def class_prompts(

@@ -6,7 +6,6 @@ every machine and in every round, in whatever order files are read, and adding p
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,8 @@ import pyarrow as pa
 
 from holdfast.artifacts import fingerprint_bytes
 from holdfast.config import RolesConfig
-from holdfast.data.catalogue import Catalogue, Problem
-from holdfast.data.sources import split_role
+from holdfast.data.catalogue import Catalogue, Problem, number_of
+from holdfast.data.files import split_role
 from holdfast.data.tasks import Role
 from holdfast.errors import UserError
 
@@ -34,12 +33,6 @@ ROLES = pa.schema(
 # Where copies of one picture lie in several splits, the strictest use wins: a test picture is never trained on.
 _STRICTEST = (Role.TEST, Role.SEALED, Role.DEV, Role.CONSTRAINT, Role.BASE, None)
 _DRAWN = (Role.BASE, Role.DEV, Role.SEALED, Role.TEST)
-
-
-def number_of(example_id: str, purpose: str = "role") -> float:
-    """A uniform number in [0, 1) that depends on the content and the purpose alone."""
-    digest = hashlib.sha256(f"holdfast {purpose} {example_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 @dataclass(frozen=True)

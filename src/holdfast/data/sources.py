@@ -6,170 +6,19 @@ A lister looks at names, tables and labels only and returns a :class:`~holdfast.
 
 from __future__ import annotations
 
-import csv
-import glob
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import BytesReader, Catalogue, Entry, Listing, Problem, build, join, readable_name
+from holdfast.data.bdd100k import LABEL_FILES, list_bdd100k
+from holdfast.data.catalogue import Catalogue, Listing, build, join
 from holdfast.data.digits import list_digits
-from holdfast.data.images import SUFFIXES
-from holdfast.data.tasks import Role
+from holdfast.data.files import expand, find_files, list_csv, list_folder, walk_pictures
+from holdfast.data.parquet import list_parquet
+from holdfast.data.places365 import CATEGORIES, list_places365
+from holdfast.data.shards import list_webdataset
 from holdfast.errors import UserError, nearest
-
-# How the splits that sources bring along are read; None is shared out by content hash.
-SPLITS: dict[str, Role | None] = {
-    "train": None,
-    "training": None,
-    "trainval": None,
-    "all": None,
-    "val": Role.DEV,
-    "valid": Role.DEV,
-    "validation": Role.DEV,
-    "dev": Role.DEV,
-    "test": Role.TEST,
-    "testing": Role.TEST,
-    "base": Role.BASE,
-    "constraint": Role.CONSTRAINT,
-    "sealed": Role.SEALED,
-}
-
-
-def split_role(split: str | None) -> Role | None:
-    """The role that a split of a source stands for; None where the example is to be shared out."""
-    return None if split is None else SPLITS.get(split.lower())
-
-
-def walk_pictures(root: Path) -> Iterator[Path]:
-    """Picture files under ``root`` in sorted order. Links are followed, each folder once, so that a loop ends."""
-    visited: set[tuple[int, int]] = set()
-
-    def walk(folder: Path) -> Iterator[Path]:
-        status = folder.stat()
-        if (status.st_dev, status.st_ino) in visited:
-            return
-        visited.add((status.st_dev, status.st_ino))
-        with os.scandir(folder) as found:
-            items = sorted((one for one in found if not one.name.startswith(".")), key=lambda one: one.name)
-        for item in items:
-            path = Path(item.path)
-            if _is_folder(item):
-                yield from walk(path)
-            elif path.suffix.lower() in SUFFIXES:
-                yield path
-
-    yield from walk(root)
-
-
-def _is_folder(item: os.DirEntry[str]) -> bool:
-    try:
-        return item.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def expand(path: Path) -> list[Path]:
-    """The files or folders a path or glob stands for, sorted; none is an error."""
-    if path.exists():
-        return [path]
-    found = sorted(Path(one) for one in glob.glob(str(path), recursive=True))
-    if found:
-        return found
-    if glob.has_magic(str(path)):
-        raise UserError(f"nothing matches {path}", do="check the pattern; it is relative to the TOML file")
-    known = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"{path} does not exist", do=nearest(path.name, known) if known else "check the path")
-
-
-def list_folder(config: SourceConfig, path: Path) -> Listing:
-    """``split/class/picture``, ``class/picture``, or pictures without a class; deeper folders belong to their class."""
-    files: list[Path] = []
-    entries: list[Entry] = []
-    problems: list[Problem] = []
-    for root in expand(path):
-        if not root.is_dir():
-            raise UserError(f"{root} is a file", expected="a folder of pictures", do="give the source its `kind`")
-        pictures = [(one, one.relative_to(root).parts) for one in walk_pictures(root)]
-        splits = _split_folders([parts for _, parts in pictures])
-        for name in sorted(splits - SPLITS.keys()):
-            problems.append(Problem("unknown split", name, "shared out like train"))
-        for file, parts in pictures:
-            split = readable_name(Path(parts[0])) if parts[0] in splits else None
-            inner = parts[1:] if split is not None else parts
-            label = readable_name(Path(inner[0])) if len(inner) > 1 else None
-            files.append(file)
-            entries.append(Entry(readable_name(file), label, None, split))
-    if not files:
-        raise UserError(f"no pictures under {path}", expected=f"files ending in {', '.join(sorted(SUFFIXES))}")
-    return Listing(readable_name(path), entries, BytesReader(lambda index: files[index].read_bytes()), problems)
-
-
-def _split_folders(paths: Sequence[tuple[str, ...]]) -> set[str]:
-    """Top folders that are splits: one bears a split's name and holds folders only (a class may be called `train`)."""
-    direct = {parts[0] for parts in paths if len(parts) == 2}
-    deep = {parts[0] for parts in paths if len(parts) > 2}
-    if any(name.lower() in SPLITS for name in deep - direct):
-        return deep - direct
-    if direct and not deep and all(name.lower() in SPLITS for name in direct) and direct & {"train", "test", "val"}:
-        # train/picture, test/picture: pictures without a class. A class called `train` has others beside it.
-        return direct
-    return set()
-
-
-def list_csv(config: SourceConfig, path: Path) -> Listing:
-    """Tables with ``filepath,title[,label][,split]``; paths are relative to the table's folder."""
-    files: list[Path] = []
-    entries: list[Entry] = []
-    problems: list[Problem] = []
-    for table in expand(path):
-        for number, row in _table_rows(table):
-            name = (row["filepath"] or "").strip()
-            if not name:
-                problems.append(Problem("row without a path", f"{table.name} line {number}"))
-                continue
-            files.append(table.parent / name)
-            entries.append(
-                Entry(readable_name(files[-1]), _cell(row, "label"), _cell(row, "title"), _cell(row, "split"))
-            )
-    if not files:
-        raise UserError(f"{path} has no rows", expected="a line for every picture below the header")
-    return Listing(readable_name(path), entries, BytesReader(lambda index: files[index].read_bytes()), problems)
-
-
-def _cell(row: dict[str, str | None], column: str) -> str | None:
-    return (row.get(column) or "").strip() or None
-
-
-def _table_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
-    columns = "filepath,title[,label][,split]"
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            tabs = path.suffix.lower() == ".tsv" or ("\t" in header and "," not in header)
-            rows = csv.DictReader(file, delimiter="\t" if tabs else ",", skipinitialspace=True)
-            found = [name.strip() for name in rows.fieldnames or ()]
-            rows.fieldnames = found
-            if "filepath" not in found or not {"title", "label"} & set(found):
-                missing = "filepath" if "filepath" not in found else "title or label"
-                raise UserError(
-                    f"{path} has no column {missing}", expected=columns, found=", ".join(found) or "an empty file"
-                )
-            for row in rows:
-                if None in row:
-                    raise UserError(
-                        f"{path} line {rows.line_num} has more fields than the header",
-                        do='put a title that contains the separator in double quotes ("…")',
-                    )
-                yield rows.line_num, row
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text", found=str(error), do="save the table as UTF-8") from error
-    except (csv.Error, OSError) as error:
-        raise UserError(f"{path} cannot be read as a table", found=str(error)) from error
-
 
 Lister = Callable[[SourceConfig, Path], Listing]
 
@@ -178,6 +27,10 @@ KINDS: dict[str, Lister] = {
     "folder": list_folder,
     "csv": list_csv,
     "digits": lambda config, path: list_digits(),
+    "bdd100k": list_bdd100k,
+    "places365": list_places365,
+    "parquet": list_parquet,
+    "webdataset": list_webdataset,
 }
 
 
@@ -201,7 +54,7 @@ def list_source(config: SourceConfig, root: Path) -> Listing:
     if config.classes:
         entries = [replace(one, label=config.classes.get(one.label or "", one.label)) for one in entries]
     indices = [listing.indices[position] for position in chosen]
-    return Listing(listing.name, entries, listing.reader, listing.problems, indices)
+    return replace(listing, entries=entries, indices=indices)
 
 
 def catalogue(sources: Iterable[SourceConfig], root: Path, *, limit: float = 1.0, workers: int = 4) -> Catalogue:
@@ -210,13 +63,30 @@ def catalogue(sources: Iterable[SourceConfig], root: Path, *, limit: float = 1.0
 
 
 def guess_source(text: str) -> SourceConfig:
-    """The source that a word on the command line means: ``digits``, a table, or a folder of pictures."""
+    """The source that a word on the command line means, by what lies there."""
     if text == "digits":
         return SourceConfig(kind="digits")
     path = Path(text)
     first = expand(path)[0]
-    if first.is_file() and first.suffix.lower() in (".csv", ".tsv"):
-        return SourceConfig(kind="csv", path=path)
-    if first.is_dir():
-        return SourceConfig(kind="folder", path=path)
-    raise UserError(f"{text} is no source that holdfast knows", expected="a folder, a .csv or .tsv table, or `digits`")
+    kind = _KIND_OF_FILE.get(first.suffix.lower()) if first.is_file() else _kind_of_folder(first)
+    if kind is None:
+        raise UserError(
+            f"{text} is no source that holdfast knows",
+            expected=f"a folder, a file ending in {', '.join(_KIND_OF_FILE)}, or `digits`",
+        )
+    return SourceConfig.model_validate({"kind": kind, "path": path})
+
+
+_KIND_OF_FILE = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".tar": "webdataset"}
+
+
+def _kind_of_folder(folder: Path) -> str:
+    if find_files(folder, CATEGORIES):
+        return "places365"
+    if any(find_files(folder, name) for names in LABEL_FILES.values() for name in names):
+        return "bdd100k"
+    if next(walk_pictures(folder), None) is None:
+        for suffix, kind in ((".parquet", "parquet"), (".tar", "webdataset")):
+            if next(folder.rglob(f"*{suffix}"), None) is not None:
+                return kind
+    return "folder"
