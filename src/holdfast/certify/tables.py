@@ -13,45 +13,82 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pyarrow_compute
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from holdfast.certify.claims import Counts
+from holdfast.certify.region import IntArray
 from holdfast.errors import UserError, nearest
 
-pc: Any = pyarrow_compute  # its functions are made when it is imported: no type checker sees them
+BoolArray = NDArray[np.bool_]
 PAIRED_COLUMNS = ("task", "label", "old", "new")
 SINGLE_COLUMNS = ("example_id", "task", "label", "prediction")
 MISSING = ["", "nan", "null", "na", "n/a", "<na>"]
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Rows of two models on the same images. ``order`` is the order in which they came."""
+class Column:
+    """A column of names: each name once, and for every row which one it is.
 
-    task: list[str]
-    correct_old: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    correct_new: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    Everything after reading works on these: arrow's own functions would import pandas wherever it is installed, as soon
+    as they meet a plain value, and that takes a second.
+    """
+
+    names: list[str]
+    codes: IntArray
+
+    @classmethod
+    def of(cls, values: Sequence[str], codes: IntArray) -> Column:
+        """Names trimmed, and those that are the same afterwards made one."""
+        trimmed = [value.strip() for value in values]
+        names = sorted(set(trimmed))
+        place = {name: code for code, name in enumerate(names)}
+        return cls(names, np.array([place[name] for name in trimmed], dtype=np.int64)[codes])
+
+    def values(self) -> list[str]:
+        """The name of every row."""
+        return [self.names[code] for code in self.codes.tolist()]
+
+    def equals(self, other: Column) -> BoolArray:
+        """Row by row, whether both hold the same name."""
+        place = {name: code for code, name in enumerate(other.names)}
+        translated = np.array([place.get(name, -1) for name in self.names], dtype=np.int64)
+        return translated[self.codes] == other.codes
+
+    def take(self, rows: IntArray) -> Column:
+        """The rows in another order."""
+        return Column(self.names, self.codes[rows])
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two models on the same images, row by row in the order in which they came."""
+
+    task: Column
+    correct_old: BoolArray
+    correct_new: BoolArray
     disjoint: bool  # known that no image serves two tasks
 
     def tasks(self) -> list[str]:
         """Names in alphabetical order."""
-        return sorted(set(self.task))
+        return list(self.task.names)
 
     def changes(self, task: str) -> list[int]:
         """X_i in {-1, 0, 1} of one task, in the order of the rows."""
-        chosen = np.array([one == task for one in self.task])
+        chosen = self.task.codes == self.task.names.index(task)
         return (self.correct_new[chosen].astype(int) - self.correct_old[chosen].astype(int)).tolist()
 
     def counts(self) -> dict[str, Counts]:
         """b, c and n of every task."""
-        codes = {name: code for code, name in enumerate(self.tasks())}
-        index = np.array([codes[one] for one in self.task])
-        n = np.bincount(index, minlength=len(codes))
-        gained = np.bincount(index, weights=~self.correct_old & self.correct_new, minlength=len(codes))
-        lost = np.bincount(index, weights=self.correct_old & ~self.correct_new, minlength=len(codes))
-        return {name: Counts(name, int(n[k]), int(gained[k]), int(lost[k])) for name, k in codes.items()}
+        size = len(self.task.names)
+        n = np.bincount(self.task.codes, minlength=size)
+        gained = np.bincount(self.task.codes, weights=~self.correct_old & self.correct_new, minlength=size)
+        lost = np.bincount(self.task.codes, weights=self.correct_old & ~self.correct_new, minlength=size)
+        return {
+            name: Counts(name, int(n[code]), int(gained[code]), int(lost[code]))
+            for code, name in enumerate(self.task.names)
+        }
 
 
 def read_table(path: Path) -> pa.Table:
@@ -73,35 +110,44 @@ def read_table(path: Path) -> pa.Table:
         ) from error
 
 
-def _column(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
-    """A column as text; NaN, empty and null cells are refused."""
+def _column(table: pa.Table, name: str, path: Path) -> Column:
+    """A column as names; NaN, empty and null cells are refused."""
     column = table[name]
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_floating(kind):
-        whole = pc.all(pc.equal(pc.floor(column), column), min_count=0).as_py()
-        missing = pc.or_kleene(pc.is_null(column), pc.is_nan(column))
-        column = column if pc.any(missing).as_py() or not whole else column.cast(pa.int64())
-    elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         raise UserError(f"column {name} of {path} holds {kind}", expected="names or numbers")
-    else:
-        missing = pc.is_null(column)
-    text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    missing = pc.or_kleene(missing, pc.is_in(pc.utf8_lower(text), pa.array(MISSING)))
-    holes = pc.sum(missing).as_py() or 0
-    if holes:
-        first = pc.index(missing, True).as_py()
+    encoded = column.combine_chunks()
+    if not isinstance(encoded, pa.DictionaryArray):
+        encoded = encoded.dictionary_encode()
+    codes = _codes(encoded.indices)
+    values = ["nan" if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
+    empty = np.array([value.strip().lower() in MISSING for value in values] + [True])  # -1, null, is the last
+    holes = np.flatnonzero(empty[codes])
+    if len(holes):
         raise UserError(
-            f"{path} has {holes} empty or NaN {'cell' if holes == 1 else 'cells'} in column {name}",
+            f"{path} has {len(holes)} empty or NaN {'cell' if len(holes) == 1 else 'cells'} in column {name}",
             expected="a value in every row",
-            found=f"the first in data row {first + 1}",
+            found=f"the first in data row {int(holes[0]) + 1}",
             do="remove those rows, or repair what wrote them",
         )
-    return text
+    return Column.of(values, codes)
 
 
-def _columns(table: pa.Table, wanted: Sequence[str], path: Path) -> dict[str, pa.ChunkedArray]:
+def _codes(indices: Any) -> IntArray:
+    """The indices of a dictionary, -1 for null; read from memory where that is possible."""
+    if indices.null_count:
+        return np.array([-1 if one is None else one for one in indices.to_pylist()], dtype=np.int64)
+    kind = np.dtype(str(indices.type))
+    start = indices.offset * kind.itemsize
+    return np.frombuffer(indices.buffers()[1], kind, len(indices), start).astype(np.int64)
+
+
+def _text(value: Any) -> str:
+    """A label as text; 3.0 and 3 are the same class."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _columns(table: pa.Table, wanted: Sequence[str], path: Path) -> dict[str, Column]:
     names = {name.strip(): name for name in table.column_names}
     missing = [name for name in wanted if name not in names]
     if missing:
@@ -124,27 +170,26 @@ def read_paired(path: Path, labels: Iterable[str] = ()) -> Paired:
     disjoint = False
     if with_ids:
         _check_unique(columns["task"], columns["example_id"], path)
-        disjoint = len(pc.unique(columns["example_id"])) == len(table)
-    _check_labels(columns, {"old": columns["old"], "new": columns["new"]}, labels, str(path))
-    return _paired(columns, columns["old"], columns["new"], disjoint)
+        disjoint = len(columns["example_id"].names) == len(table)
+    predictions = {"old": columns["old"], "new": columns["new"]}
+    _check_labels(columns["label"], columns["task"], predictions, labels, str(path))
+    return _paired(columns["task"], columns["label"], columns["old"], columns["new"], disjoint)
 
 
 def read_joined(old_path: Path, new_path: Path, labels: Iterable[str] = ()) -> Paired:
     """Two files, one a model, joined by example id (and task, for an image that serves several)."""
     old = _columns(read_table(old_path), SINGLE_COLUMNS, old_path)
     new = _columns(read_table(new_path), SINGLE_COLUMNS, new_path)
-    return join(old, new, labels, (old_path, new_path))
+    return _join(old, new, labels, (old_path, new_path))
 
 
 def paired_tables(old: pa.Table, new: pa.Table, labels: Iterable[str] = ()) -> Paired:
     """Two tables in memory, as :func:`read_joined` does with files."""
     names = (Path("the old model's predictions"), Path("the new model's predictions"))
-    return join(_columns(old, SINGLE_COLUMNS, names[0]), _columns(new, SINGLE_COLUMNS, names[1]), labels, names)
+    return _join(_columns(old, SINGLE_COLUMNS, names[0]), _columns(new, SINGLE_COLUMNS, names[1]), labels, names)
 
 
-def join(
-    old: dict[str, pa.ChunkedArray], new: dict[str, pa.ChunkedArray], labels: Iterable[str], paths: tuple[Path, Path]
-) -> Paired:
+def _join(old: dict[str, Column], new: dict[str, Column], labels: Iterable[str], paths: tuple[Path, Path]) -> Paired:
     """Put the rows of the new model in the order of the old one's; anything that does not match is refused."""
     _check_unique(old["task"], old["example_id"], paths[0])
     _check_unique(new["task"], new["example_id"], paths[1])
@@ -158,34 +203,34 @@ def join(
             found=f"{unmatched} rows only in the first, {len(places) - len(order) + unmatched} only in the second",
             do="predict the same images with both models",
         )
-    rows = pa.array(order)
-    aligned = {name: column.take(rows) for name, column in new.items()}
-    different = pc.sum(pc.not_equal(old["label"], aligned["label"])).as_py()
+    rows = np.array(order, dtype=np.int64)
+    different = int((~old["label"].equals(new["label"].take(rows))).sum())
     if different:
         raise UserError(
             f"{paths[0]} and {paths[1]} give {different} images different labels",
             expected="the same label for an image in both files",
             do="write both files from the same labels",
         )
-    predictions = {"old": old["prediction"], "new": aligned["prediction"]}
-    _check_labels(old, predictions, labels, f"{paths[0]} and {paths[1]}")
-    disjoint = len(pc.unique(old["example_id"])) == len(order)
-    return _paired(old, predictions["old"], predictions["new"], disjoint)
+    predictions = {"old": old["prediction"], "new": new["prediction"].take(rows)}
+    _check_labels(old["label"], old["task"], predictions, labels, f"{paths[0]} and {paths[1]}")
+    disjoint = len(old["example_id"].names) == len(order)
+    return _paired(old["task"], old["label"], predictions["old"], predictions["new"], disjoint)
 
 
-def _keys(columns: dict[str, pa.ChunkedArray]) -> Iterable[tuple[str, str]]:
-    return zip(columns["task"].to_pylist(), columns["example_id"].to_pylist(), strict=True)
+def _keys(columns: dict[str, Column]) -> Iterable[tuple[str, str]]:
+    return zip(columns["task"].values(), columns["example_id"].values(), strict=True)
 
 
-def _check_unique(task: pa.ChunkedArray, identity: pa.ChunkedArray, path: Path) -> None:
-    grouped = pa.table({"task": task, "id": identity}).group_by(["task", "id"]).aggregate([([], "count_all")])
-    twice = grouped.filter(pc.greater(grouped["count_all"], 1))
+def _check_unique(task: Column, identity: Column, path: Path) -> None:
+    key = task.codes * len(identity.names) + identity.codes
+    found, times = np.unique(key, return_counts=True)
+    twice = np.flatnonzero(times > 1)
     if len(twice):
-        first = twice.slice(0, 1).to_pylist()[0]
+        first, count = divmod(int(found[twice[0]]), len(identity.names)), int(times[twice[0]])
         raise UserError(
             f"{path} names {len(twice)} example {'id' if len(twice) == 1 else 'ids'} more than once",
             expected="each example once: the images of a task must be independent",
-            found=f"{first['id']!r} {first['count_all']} times in task {first['task']!r}",
+            found=f"{identity.names[first[1]]!r} {count} times in task {task.names[first[0]]!r}",
             do="keep one row an example",
         )
 
@@ -195,7 +240,7 @@ def _spelling(name: str) -> str:
 
 
 def _check_labels(
-    columns: dict[str, pa.ChunkedArray], predictions: dict[str, pa.ChunkedArray], declared: Iterable[str], where: str
+    label: Column, task: Column, predictions: dict[str, Column], declared: Iterable[str], where: str
 ) -> None:
     """Refuse a label that nothing else knows, and predictions written in another vocabulary than the labels.
 
@@ -203,23 +248,20 @@ def _check_labels(
     no images here; but a label that is neither a task nor ever predicted, a prediction that differs from a label in
     spelling only, and predictions none of which is a label, are mistakes that would count as errors of a model.
     """
-    labels = set(pc.unique(columns["label"]).to_pylist())
-    tasks = set(pc.unique(columns["task"]).to_pylist())
-    predicted = {name: set(pc.unique(column).to_pylist()) for name, column in predictions.items()}
-    said = set[str]().union(*predicted.values())
+    labels, tasks = set(label.names), set(task.names)
+    said = set[str]().union(*(column.names for column in predictions.values()))
     allowed = set(declared)
     unknown = sorted((labels | said) - allowed) if allowed else sorted(labels - tasks - said)
     if unknown:
-        known = allowed or tasks | said
         raise UserError(
             f"{where} holds unknown {'label' if len(unknown) == 1 else 'labels'} {', '.join(unknown[:5])}",
             expected="labels that --labels names" if allowed else "labels that are a task or that a model predicts",
-            found=f"{unknown[0]!r}; {nearest(unknown[0], known)}",
+            found=f"{unknown[0]!r}; {nearest(unknown[0], allowed or tasks | said)}",
             do="correct the spelling, or name all labels with --labels a,b,c",
         )
-    spellings = {_spelling(label): label for label in sorted(labels | tasks)}
-    for name, values in predicted.items():
-        for value in sorted(values - labels - tasks - allowed):
+    spellings = {_spelling(name): name for name in sorted(labels | tasks)}
+    for name, column in predictions.items():
+        for value in sorted(set(column.names) - labels - tasks - allowed):
             if _spelling(value) in spellings:
                 raise UserError(
                     f"{where}: column {name} holds the unknown label {value!r}",
@@ -235,11 +277,5 @@ def _check_labels(
         )
 
 
-def _paired(columns: dict[str, pa.ChunkedArray], old: pa.ChunkedArray, new: pa.ChunkedArray, disjoint: bool) -> Paired:
-    label = columns["label"]
-    return Paired(
-        columns["task"].to_pylist(),
-        pc.equal(old, label).combine_chunks().to_numpy(zero_copy_only=False),
-        pc.equal(new, label).combine_chunks().to_numpy(zero_copy_only=False),
-        disjoint,
-    )
+def _paired(task: Column, label: Column, old: Column, new: Column, disjoint: bool) -> Paired:
+    return Paired(task, old.equals(label), new.equals(label), disjoint)
