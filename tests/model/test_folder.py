@@ -176,11 +176,10 @@ def test_export_reproduces_the_logits_without_holdfast(developed: Classifier, im
     model = open_clip.create_model(f"local-dir:{tmp_path / 'out'}").eval()
     matrix = load_file(tmp_path / "out" / "classifier.safetensors")["classifier"]
     notes = json.loads((tmp_path / "out" / "holdfast.json").read_text())
-    logits = model.encode_image(images, normalize=True) @ matrix.T / notes["class_temperature"]
-    assert torch.equal(logits, expected)
-    with torch.no_grad():  # PyTorch's fused attention: the same up to rounding
-        fused = model.encode_image(images, normalize=True) @ matrix.T / notes["class_temperature"]
-    torch.testing.assert_close(fused, expected, rtol=0, atol=1e-4)
+    with torch.no_grad():
+        logits = model.encode_image(images, normalize=True) @ matrix.T / notes["class_temperature"]
+    # OpenCLIP's attention sums in another order than ours: equal up to rounding (2e-6 seen).
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
     assert notes["classes"] == list(developed.classes)
     view = open_clip.get_model_preprocess_cfg(model)
     assert (view["size"], tuple(view["mean"])) == ((32, 32), developed.preprocess.mean)

@@ -33,4 +33,7 @@ def test_a_step_and_a_save(tmp_path: Path) -> None:
     assert torch.equal(load_model(tmp_path / "model").logits(images), after)
     export_openclip(model, tmp_path / "out")
     plain = open_clip.create_model("ViT-B-16", pretrained=str(tmp_path / "out" / "open_clip_model.safetensors")).eval()
-    assert torch.equal(plain.encode_image(images, normalize=True), model.image_features(images))
+    # OpenCLIP's attention sums in another order than ours.
+    torch.testing.assert_close(
+        plain.encode_image(images, normalize=True), model.image_features(images), rtol=0, atol=1e-6
+    )

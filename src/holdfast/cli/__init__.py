@@ -15,6 +15,8 @@ from rich.text import Text
 from holdfast._version import __version__
 from holdfast.cli import certify as _certify
 from holdfast.cli import develop as _develop
+from holdfast.cli import evaluate as _evaluate
+from holdfast.cli import export as _export
 from holdfast.cli.retrieve import retrieve_app
 from holdfast.errors import Exit, HoldfastError
 
@@ -40,6 +42,8 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 app.command("init")(_develop.init)
 app.command("develop")(_develop.develop)
 app.command("tune")(_develop.tune)
+app.command("evaluate")(_evaluate.evaluate)
+app.command("export")(_export.export)
 app.command("certify")(_certify.certify)
 app.command("plan")(_certify.plan)
 app.command("verify")(_certify.verify)

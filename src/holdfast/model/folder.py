@@ -35,6 +35,12 @@ def is_model_folder(path: str | Path) -> bool:
     return (Path(path) / DESCRIPTION).is_file()
 
 
+def model_folder(path: Path) -> Path:
+    """The model folder that a path means: itself, or the one inside a run folder."""
+    inside = path / "model"
+    return inside if not is_model_folder(path) and is_model_folder(inside) else path
+
+
 def save_model(
     classifier: Classifier, folder: Path, parent: str | None = None, extra: Mapping[str, Any] | None = None
 ) -> str:
