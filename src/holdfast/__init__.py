@@ -1,1 +1,52 @@
-"""holdfast."""
+"""holdfast: improve a model on one weak class without losing any class it already serves, and prove it.
+
+The public API. Everything is imported when it is first asked for, so that ``import holdfast`` is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from holdfast._version import __version__
+
+if TYPE_CHECKING:
+    from holdfast.model.classifier import Classifier
+    from holdfast.model.folder import load_model, save_model
+    from holdfast.objective.contrastive import GlobalContrastive
+    from holdfast.objective.retention import Retention, RetentionPenalty
+    from holdfast.rounds.develop import RoundResult, develop
+    from holdfast.rounds.tune import TuneResult, tune
+
+_HOME = {
+    "Classifier": "holdfast.model.classifier",
+    "GlobalContrastive": "holdfast.objective.contrastive",
+    "Retention": "holdfast.objective.retention",
+    "RetentionPenalty": "holdfast.objective.retention",
+    "RoundResult": "holdfast.rounds.develop",
+    "TuneResult": "holdfast.rounds.tune",
+    "develop": "holdfast.rounds.develop",
+    "load_model": "holdfast.model.folder",
+    "save_model": "holdfast.model.folder",
+    "tune": "holdfast.rounds.tune",
+}
+
+__all__ = [
+    "Classifier",
+    "GlobalContrastive",
+    "Retention",
+    "RetentionPenalty",
+    "RoundResult",
+    "TuneResult",
+    "__version__",
+    "develop",
+    "load_model",
+    "save_model",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

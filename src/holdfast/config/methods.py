@@ -43,6 +43,14 @@ class FinetuneConfig(ContrastConfig):
     name: Literal["finetune"] = "finetune"
 
 
+class CrossEntropyConfig(Config):
+    """method.name = "cross_entropy": supervised training on all classes with equal weight."""
+
+    name: Literal["cross_entropy"] = "cross_entropy"
+    heads: bool = True
+    """Train task-dependent heads, too."""
+
+
 class FlypConfig(ContrastConfig):
     """method.name = "flyp": global contrastive loss on everything, protected images with their class prompt."""
 
@@ -102,6 +110,7 @@ class RmConfig(ContrastConfig):
 METHOD_CONFIGS: dict[str, type[Config]] = {
     "holdfast": HoldfastConfig,
     "finetune": FinetuneConfig,
+    "cross_entropy": CrossEntropyConfig,
     "flyp": FlypConfig,
     "wccl": WcclConfig,
     "gem": GemConfig,
@@ -110,6 +119,14 @@ METHOD_CONFIGS: dict[str, type[Config]] = {
     "rm": RmConfig,
 }
 MethodConfig = Annotated[
-    HoldfastConfig | FinetuneConfig | FlypConfig | WcclConfig | GemConfig | Co2lConfig | DerConfig | RmConfig,
+    HoldfastConfig
+    | FinetuneConfig
+    | CrossEntropyConfig
+    | FlypConfig
+    | WcclConfig
+    | GemConfig
+    | Co2lConfig
+    | DerConfig
+    | RmConfig,
     Field(discriminator="name"),
 ]

@@ -156,6 +156,8 @@ class TuneConfig(Config):
     """Classes to tune on. Default: all of the data."""
     template: str | tuple[str, ...] = "a photo of a {}"
     names: dict[str, str] = Field(default_factory=dict)
+    at_most: dict[str, Positive] = Field(default_factory=dict)
+    """Class -> how many of its images to tune on: a base model that hardly knows a rare class."""
     objective: Literal["contrastive", "cross_entropy"] = "contrastive"
     """Global contrastive loss over all classes with their prompts as captions, or cross-entropy over the prompts."""
     temperature: PositiveFloat = 0.05

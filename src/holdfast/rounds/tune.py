@@ -19,7 +19,7 @@ from holdfast.data.loaders import ViewSettings
 from holdfast.data.prompts import class_prompts
 from holdfast.data.sources import catalogue
 from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec
-from holdfast.errors import UserError
+from holdfast.errors import UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
@@ -27,7 +27,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.rounds.develop import shared_predictions
 from holdfast.rounds.setup import DEFAULT_CLASS_TEMPERATURE, load_start
-from holdfast.runtime import Runtime, started
+from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import Plan, train
 from holdfast.train.progress import choose_progress
 
@@ -123,7 +123,7 @@ def _labelled_round(config: TuneConfig, size: int, interpolation: str, root: Pat
             limit=config.data.bad_image_limit,
         )
 
-    training = read(Role.BASE if roles.base else Role.CONSTRAINT)
+    training = _at_most(read(Role.BASE if roles.base else Role.CONSTRAINT), classes, config)
     templates = (config.template,) if isinstance(config.template, str) else config.template
     prompts = class_prompts(classes, templates, config.names)
     last = len(classes) - 1
@@ -138,6 +138,23 @@ def _labelled_round(config: TuneConfig, size: int, interpolation: str, root: Pat
         dev=read(Role.DEV),
         open_test=lambda: read(Role.TEST),
         open_sealed=lambda: read(Role.SEALED),
+    )
+
+
+def _at_most(examples: LabelledSet, classes: tuple[str, ...], config: TuneConfig) -> LabelledSet:
+    """Some classes cut to a few images, drawn by seed."""
+    unknown = [name for name in config.at_most if name not in classes]
+    if unknown:
+        raise UserError(f"at_most: {unknown[0]!r} is none of the classes", do=nearest(unknown[0], classes))
+    kept: list[np.ndarray] = []
+    for label, name in enumerate(classes):
+        positions = examples.of_class(label)
+        limit = config.at_most.get(name, len(positions))
+        order = generator(config.seed, "at most", name).permutation(len(positions))
+        kept.append(np.sort(positions[order[:limit]]))
+    chosen = np.concatenate(kept)
+    return LabelledSet(
+        examples.pixels, examples.rows[chosen], examples.labels[chosen], tuple(examples.ids[p] for p in chosen)
     )
 
 

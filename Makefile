@@ -1,0 +1,44 @@
+# Every target sets itself up: `make demo` and `make test` work from a clean clone with Python 3.11+ and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help setup demo test test-all check format docs clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## a virtual environment with the locked versions
+
+$(READY): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "holdfast needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+demo: $(READY)  ## forgetting and its cure, on embedded data, in about a minute
+	$(BIN)/holdfast demo
+
+check: $(READY)  ## lint, format, types, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python tools/imports.py
+
+test: check  ## checks and the default tests (under 10 minutes on two cores)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-all: check  ## everything, the slow tests too
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+format: $(READY)  ## rewrite the code as the linter wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what make made
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

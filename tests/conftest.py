@@ -1,0 +1,30 @@
+"""Shared by all tests: few threads, no network, and the real pictures where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_threads() -> None:
+    """Tests run side by side: one thread each, or they fight over the cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real pictures are skipped where those are not."""
+    if not SHARED.is_dir():
+        skip = pytest.mark.skip(reason=f"the real pictures are not here ({SHARED})")
+        for item in items:
+            if "shared_data" in item.keywords:
+                item.add_marker(skip)
