@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def bonferroni(p_values: Sequence[float]) -> list[float]:
     """min(1, m p): valid for anything that is quoted side by side."""
@@ -28,19 +30,17 @@ def hommel(p_values: Sequence[float]) -> list[float]:
     Wright (1992): with p_(1) <= ... <= p_(m), for each size i of an intersection c_i = min over j of i p_(m-i+j) / j.
     """
     m = len(p_values)
-    order = sorted(range(m), key=lambda index: p_values[index])
-    p = [p_values[index] for index in order]
-    adjusted = list(p)
+    order = np.argsort(np.asarray(p_values), kind="stable")
+    p = np.asarray(p_values, dtype=np.float64)[order]
+    adjusted = p.copy()
+    ranks = np.arange(1, m + 1)
     for size in range(m, 1, -1):
-        smallest = min(size * p[m - size + j] / (j + 1) for j in range(size))
-        for place in range(m - size, m):
-            adjusted[place] = max(adjusted[place], smallest)
-        for place in range(m - size):
-            adjusted[place] = max(adjusted[place], min(smallest, size * p[place]))
-    result = [0.0] * m
-    for place, index in enumerate(order):
-        result[index] = min(1.0, adjusted[place])
-    return result
+        smallest = (size * p[m - size :] / ranks[:size]).min()
+        adjusted[m - size :] = np.maximum(adjusted[m - size :], smallest)
+        adjusted[: m - size] = np.maximum(adjusted[: m - size], np.minimum(smallest, size * p[: m - size]))
+    result = np.empty(m)
+    result[order] = np.minimum(adjusted, 1.0)
+    return result.tolist()
 
 
 def lemma_one_allowance(n: int, tasks: int, delta: float, complexity: float = 0.0, rate: float = 0.5) -> float:
