@@ -35,6 +35,8 @@ class HoldfastConfig(ContrastConfig):
     """The loss that must not rise. `soft_error` is 1 - the probability of the right class."""
     slack: NonNegativeFloat = 0.0
     """kappa: ask for h_k + kappa · 1.645 · sd / sqrt(n_k) <= 0 in place of h_k <= 0."""
+    reserve: Fraction = 0.0
+    """Ask each protected task to improve by this share of its old loss: h_k <= -reserve · L_k(w_old)."""
 
 
 class FinetuneConfig(ContrastConfig):

@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.methods.base import Method
 from holdfast.methods.co2l import Co2l
+from holdfast.methods.cross_entropy import CrossEntropy
 from holdfast.methods.der import Der
 from holdfast.methods.finetune import Finetune
 from holdfast.methods.flyp import Flyp
@@ -18,6 +19,7 @@ from holdfast.model.classifier import Classifier
 METHODS: dict[str, type[Any]] = {
     "holdfast": Holdfast,
     "finetune": Finetune,
+    "cross_entropy": CrossEntropy,
     "flyp": Flyp,
     "wccl": Wccl,
     "gem": Gem,

@@ -29,21 +29,23 @@ class Holdfast(Method):
         super().prepare(old, data)
         config = self.config
         self.target = TargetContrast(len(data.target), len(data.negatives), config.temperature, config.gamma_pairs)
-        labels = torch.from_numpy(data.constraint.labels)
+        m = data.tasks.num_protected
+        labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
+        clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
+        sizes = torch.bincount(labels, minlength=m)
+        means = clean.new_zeros(m).index_add(0, labels, clean) / sizes
         self.retention = RetentionPenalty(
-            data.tasks.num_protected,
+            m,
             config.beta,
             config.gamma_tasks,
             schedule=config.beta_schedule,
             total_steps=self.steps,
             slack=config.slack,
-            task_sizes=torch.bincount(labels, minlength=data.tasks.num_protected),
+            task_sizes=sizes,
+            ask=config.reserve * means,
             commit="later",
         )
-        cached = torch.zeros(0)
-        if config.views == "clean":
-            cached = self.loss(clean_logits(old, data.constraint), labels.to(old.towers.projection.device))
-        self.register_buffer("old_losses", cached)
+        self.register_buffer("old_losses", clean if config.views == "clean" else clean[:0])
 
     def forward(self, batch: Batch) -> StepOutput:
         """G_1 and G_2 of Algorithm 1, as surrogates."""

@@ -26,7 +26,7 @@ class Retention:
     penalty: Tensor  # its gradient is G_2; add it to your loss
     h: Tensor  # [m] ĥ_k, nan where the task was not sampled
     u: Tensor  # [m] moving average of h_k
-    weight: Tensor  # [m] effective weight beta [u_k]_+ of a task in this step, 0 where it was not sampled
+    weight: Tensor  # [m] effective weight beta [u_k]_+ of a task in this step (with ``ask`` and ``slack`` added to u_k)
 
 
 class RetentionPenalty(Deferred):
@@ -45,12 +45,16 @@ class RetentionPenalty(Deferred):
     sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``). It vanishes
     at w_old, so w_old stays feasible.
 
+    ``ask`` [m] (0 in the paper) asks for more than retention: h_k + ask_k <= 0, that is, an improvement of ask_k. Training
+    that only keeps its sample's losses where they were loses a little on new images; a small reserve makes up for it.
+
     ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
     :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.
     """
 
     steps: Tensor
     sizes: Tensor
+    ask: Tensor
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class RetentionPenalty(Deferred):
         total_steps: int | None = None,
         slack: float = 0.0,
         task_sizes: Tensor | None = None,
+        ask: Tensor | None = None,
         commit: Literal["now", "later"] = "now",
     ) -> None:
         super().__init__()
@@ -76,6 +81,7 @@ class RetentionPenalty(Deferred):
         self.u = MovingAverage(num_tasks, gamma)
         self.second_moment = MovingAverage(num_tasks, gamma) if slack else None
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("ask", torch.zeros(num_tasks) if ask is None else ask.float())
         self.register_buffer("sizes", torch.ones(num_tasks) if task_sizes is None else task_sizes.float())
 
     def beta_now(self) -> Tensor:
@@ -95,14 +101,14 @@ class RetentionPenalty(Deferred):
         local = zeros.index_add(0, tasks, difference) * share  # this rank's part of ĥ_k
         h = sum_over_ranks(local)
         u = self.u.propose_everywhere(h, present)
-        constraint, differentiable = u, local
+        constraint, differentiable = u + self.ask, local
         if self.second_moment is not None:
             local_square = zeros.index_add(0, tasks, difference.square()) * share
             square = self.second_moment.propose_everywhere(sum_over_ranks(local_square), present)
             spread = (square - u.square()).clamp(min=0).sqrt()
             moved = spread > 1e-6  # at w_old the spread is nil and has no gradient
             factor = torch.where(moved, self.slack * _Z95 / self.sizes.sqrt(), 0)
-            constraint = u + factor * spread
+            constraint = constraint + factor * spread
             # grad sd = (grad E[d²] - 2 u grad E[d]) / (2 sd)
             differentiable = local + factor / (2 * spread.clamp(min=1e-6)) * (local_square - 2 * u * local)
         weight = torch.where(present, self.beta_now() * constraint.clamp(min=0), 0)
