@@ -92,6 +92,8 @@ class StudyConfig(Config):
     after: str | None = None
     """Another study (a file, or a ready study's name) that runs first; jobs start from the model that it chose for the
     row and column of the same label."""
+    epoch: Annotated[int, Field(gt=0)] | None = None
+    """Steps that the figures call an epoch. Default: they count steps."""
     methods: Annotated[tuple[MethodEntry, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -186,6 +188,21 @@ def read_study(given: str | Path, root: Path | None = None) -> Study:
         raise UserError(f"there is no study {str(given)!r}", expected="a STUDY.toml or a ready study's name", do=known)
     config = parse(StudyConfig, read_toml(file), str(file))
     return Study(file.stem, config, (root or start).resolve(), file)
+
+
+def before(study: Study, out: Path) -> tuple[Study, Path] | None:
+    """The study that runs first, and its folder, where there is one."""
+    if study.config.after is None:
+        return None
+    beside = study.file.parent / study.config.after
+    first = read_study(beside if beside.exists() else study.config.after, study.root)
+    return first, out.parent / f"{out.name}-{first.name}"
+
+
+def plan_all(study: Study, out: Path) -> list[Job]:
+    """Every job of the study, and of the one that runs before it. Reads no images."""
+    first = before(study, out)
+    return [*(plan_all(*first) if first else []), *plan(study, out)]
 
 
 def plan(study: Study, out: Path, start: Mapping[tuple[str, str], Path] | None = None) -> list[Job]:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, cast
 
@@ -220,6 +220,3 @@ def _attempt_alone(job: Job, action: Action) -> Outcome:
 
     torch.set_num_threads(1)
     return attempt(job, action)
-
-
-Report = Callable[[Outcome, int, int], None]

@@ -5,10 +5,12 @@ Nothing here imports torch, and nothing holds more than one job's details at a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from holdfast.artifacts import RunFolder, read_json, read_jsonl, write_json
 from holdfast.evaluate.metrics import Comparison, TaskChange
@@ -49,6 +51,14 @@ class JobRecord:
     seconds: float = 0.0  # of the last attempt, from beginning to end
     training_seconds: float = 0.0  # of those, in the training loop, evaluations and all
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The looks of one seed of one row: figures by step."""
+
+    steps: np.ndarray  # [t]
+    values: Mapping[str, np.ndarray]  # dev_safety, target_gain, train_safety, train_gain -> [t]
 
 
 class JobFolder:

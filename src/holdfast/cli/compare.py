@@ -1,0 +1,84 @@
+"""``holdfast compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.errors import Exit, UserError
+
+if TYPE_CHECKING:
+    from holdfast.compare.grid import Study
+
+
+def compare(
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY.toml", help="A study's file, or the name of a ready one (--list).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study. Default: studies/ and its name.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the study's relative paths start. Default: its own folder.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Jobs at a time on this machine.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run the jobs on this Ray cluster (`local` starts one here)."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every job and stop; no image is read.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print the ready studies and stop.")] = False,
+    figures: Annotated[bool, typer.Option(help="Draw figures.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for every job.")] = False,
+) -> int:
+    """Compare methods on the same data, budget and rule of choice; end in the paper's tables and figures.
+
+    Every run is a job with a folder of its own. Give the same command again after an interruption: finished jobs are
+    not run again, interrupted ones go on from their checkpoint, failed ones are tried once more. Settings are chosen on
+    dev images, retention ratio first and target gain second; test images are scored once, for what was chosen.
+    """
+    from holdfast.compare.grid import read_study, ready_studies
+
+    if list_:
+        for name, file in ready_studies().items():
+            print(f"{name:<28}{read_study(file).config.title}")
+        return int(Exit.DONE)
+    if study is None:
+        raise UserError("which study?", expected="a STUDY.toml, or a ready study's name", do="see them with --list")
+    found = read_study(study, root)
+    folder = out or Path("studies") / found.name
+    if dry_run:
+        return _dry_run(found, folder)
+    from holdfast.compare.pool import choose_runner
+    from holdfast.compare.study import run_study
+
+    result = run_study(found, folder, choose_runner(jobs, ray), _no_line if quiet else _line, figures=figures)
+    for name in ("results", "settings"):
+        table = result.out / "tables" / f"{name}.txt"
+        if table.exists():
+            print(table.read_text(encoding="utf-8"))
+    print(f"{result.jobs} jobs, {len(result.failed)} failed; tables and figures in {folder}")
+    for name, error in result.failed:
+        print(f"failed: {name}\n  {error}")
+    return int(Exit.FAILED if result.failed else Exit.DONE)
+
+
+def _dry_run(study: Study, folder: Path) -> int:
+    from holdfast.compare.grid import plan_all
+
+    jobs = plan_all(study, folder)
+    for job in jobs:
+        steps = f"λ = {job.position:g} of {job.parent}" if job.parent else f"{job.config.train.steps} steps"
+        print(f"{job.name} · {steps} · {job.folder}")
+    print(f"{len(jobs)} jobs")
+    return int(Exit.DONE)
+
+
+def _line(text: str) -> None:
+    import sys
+
+    print(text, file=sys.stderr, flush=True)
+
+
+def _no_line(text: str) -> None:
+    del text

@@ -1,0 +1,135 @@
+"""The choice of a setting for every row and column, on dev images, and what the chosen ones scored on test."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.compare.grid import Job, setting_text
+from holdfast.compare.records import JobFolder, JobRecord, read_comparison
+from holdfast.evaluate.metrics import Comparison, choose_setting, retention_ratio
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The setting taken for one row and column, and its jobs, one a seed."""
+
+    row: str
+    column: str
+    setting: tuple[tuple[str, Any], ...]
+    jobs: tuple[Job, ...]
+    tried: int  # settings it was chosen among
+    missing: int  # jobs of the row and column that failed or have not finished
+
+    @property
+    def setting_text(self) -> str:
+        """The setting for people."""
+        return setting_text(self.setting)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds (over n, as the paper's tables have it)."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of some values."""
+        array = np.array(list(values), dtype=np.float64)
+        return cls(float(array.mean()), float(array.std()))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the tables say of one row and column."""
+
+    seeds: int
+    retention_ratio: float
+    dev_safety: Spread
+    target_accuracy: Spread
+    target_gain: Spread
+    base_accuracy: float
+    setting: str
+    missing: int
+
+    @classmethod
+    def of(cls, choice: Choice, compared: list[Comparison]) -> Cell:
+        """From the comparisons of the seeds."""
+        targets = [one.tasks[one.target] for one in compared]
+        return cls(
+            len(compared),
+            retention_ratio([one.dev_safety for one in compared]),
+            Spread.of(one.dev_safety for one in compared),
+            Spread.of(one.new_accuracy for one in targets),
+            Spread.of(one.target_gain for one in compared),
+            float(np.mean([one.old_accuracy for one in targets])),
+            choice.setting_text,
+            choice.missing,
+        )
+
+
+def read_records(jobs: Iterable[Job]) -> list[JobRecord]:
+    """The records of jobs, in their order."""
+    return [JobFolder(job.folder).read() for job in jobs]
+
+
+def choose(jobs: list[Job], records: list[JobRecord]) -> list[Choice]:
+    """Larger retention ratio first, larger mean target gain second, on dev images, per row and column.
+
+    Settings of which every seed finished are preferred: a ratio over fewer seeds is another quantity.
+    """
+    places: dict[tuple[str, str], dict[tuple[tuple[str, Any], ...], list[int]]] = defaultdict(dict)
+    for number, job in enumerate(jobs):
+        places[job.row, job.column].setdefault(_hashable(job.setting), []).append(number)
+    choices: list[Choice] = []
+    for (row, column), settings in places.items():
+        finished = {
+            setting: [n for n in numbers if records[n].status == "done"] for setting, numbers in settings.items()
+        }
+        most = max(len(numbers) for numbers in finished.values())
+        if most == 0:
+            continue
+        candidates = [numbers for numbers in finished.values() if len(numbers) == most]
+        scores = [[records[n].dev for n in numbers] for numbers in candidates]
+        best = choose_setting(
+            [[one.dev_safety for one in of if one is not None] for of in scores],
+            [[one.target_gain for one in of if one is not None] for of in scores],
+        )
+        chosen = tuple(jobs[n] for n in candidates[best])
+        missing = sum(len(numbers) - len(finished[setting]) for setting, numbers in settings.items())
+        choices.append(Choice(row, column, chosen[0].setting, chosen, len(candidates), missing))
+    return choices
+
+
+def _hashable(setting: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, repr(value)) for key, value in setting)
+
+
+def scored(choice: Choice) -> list[Comparison]:
+    """Test figures of the choice's seeds, those that were scored."""
+    folders = [JobFolder(job.folder) for job in choice.jobs]
+    return [read_comparison(folder.test) for folder in folders if folder.test.exists()]
+
+
+def on_dev(choice: Choice) -> list[Comparison]:
+    """Dev figures of the choice's seeds."""
+    return [read_comparison(JobFolder(job.folder).dev) for job in choice.jobs]
+
+
+def cells(choices: Iterable[Choice]) -> dict[tuple[str, str], Cell]:
+    """The tables' cells, from test figures."""
+    found = {(choice.row, choice.column): (choice, scored(choice)) for choice in choices}
+    return {place: Cell.of(choice, compared) for place, (choice, compared) in found.items() if compared}
+
+
+def best_seed(choice: Choice) -> Job:
+    """The one model that a next round would start from: safe on dev images if any is, with the largest gain."""
+    scores = [JobFolder(job.folder).read().dev for job in choice.jobs]
+    known = [(job, score) for job, score in zip(choice.jobs, scores, strict=True) if score is not None]
+    return max(known, key=lambda one: (one[1].dev_safety >= 0, one[1].target_gain, one[1].dev_safety))[0]

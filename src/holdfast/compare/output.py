@@ -1,0 +1,143 @@
+"""Everything a study writes for people: tables in four formats, figures, and the list of its jobs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.artifacts import write_json, write_text
+from holdfast.compare.choose import Cell, Choice, cells, scored
+from holdfast.compare.grid import Job, Study
+from holdfast.compare.records import Curve, JobFolder, JobRecord
+from holdfast.compare.tables import WRITERS, Table, main_table, settings_table, task_table
+
+
+def write_outputs(
+    study: Study, jobs: list[Job], records: list[JobRecord], choices: list[Choice], out: Path, *, figures: bool
+) -> list[Path]:
+    """``jobs.csv`` always; tables once test was scored; figures where they are wanted."""
+    files = [_write(out / "jobs.csv", jobs_csv(jobs, records))]
+    found = cells(choices)
+    write_json(
+        out / "chosen.json", [_chosen_json(choice, found.get((choice.row, choice.column))) for choice in choices]
+    )
+    files.append(out / "chosen.json")
+    for name, table in tables(study, choices, found).items():
+        files += [_write(out / "tables" / f"{name}.{kind}", write(table)) for kind, write in WRITERS.items()]
+    if figures and found:
+        files += _figures(study, choices, found, out / "figures")
+    return files
+
+
+def _write(path: Path, text: str) -> Path:
+    write_text(path, text)
+    return path
+
+
+def _chosen_json(choice: Choice, cell: Cell | None) -> dict[str, object]:
+    return {
+        "row": choice.row,
+        "column": choice.column,
+        "setting": dict(choice.setting),
+        "tried": choice.tried,
+        "missing": choice.missing,
+        "jobs": [job.folder.name for job in choice.jobs],
+        "test": None
+        if cell is None
+        else {
+            "seeds": cell.seeds,
+            "retention_ratio": cell.retention_ratio,
+            "dev_safety": [cell.dev_safety.mean, cell.dev_safety.std],
+            "target_accuracy": [cell.target_accuracy.mean, cell.target_accuracy.std],
+            "target_gain": [cell.target_gain.mean, cell.target_gain.std],
+            "base_accuracy": cell.base_accuracy,
+        },
+    }
+
+
+def jobs_csv(jobs: list[Job], records: list[JobRecord]) -> str:
+    """One line a job: what it is, how it ended, what it reached on dev images."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(
+        ["row", "column", "setting", "seed", "status", "step", "dev_safety", "target_gain", "seconds", "error"]
+    )
+    for job, record in zip(jobs, records, strict=True):
+        dev = [record.dev.dev_safety, record.dev.target_gain] if record.dev else ["", ""]
+        first = record.error.splitlines()[0] if record.error else ""
+        step = "" if record.step is None else record.step
+        writer.writerow(
+            [
+                job.row,
+                job.column,
+                job.setting_text,
+                job.seed,
+                record.status,
+                step,
+                *dev,
+                round(record.seconds, 2),
+                first,
+            ]
+        )
+    return file.getvalue()
+
+
+def _rows(study: Study) -> list[str]:
+    return [entry.title for entry in study.config.methods]
+
+
+def _columns(study: Study) -> list[str]:
+    return [label for label, _, _ in study.config.columns]
+
+
+def tables(study: Study, choices: list[Choice], found: dict[tuple[str, str], Cell]) -> dict[str, Table]:
+    """The main table, the chosen settings, and one table of tasks a column; none before test was scored."""
+    if not found:
+        return {}
+    rows, columns = _rows(study), _columns(study)
+    title = study.config.title or study.name
+    result = {
+        "results": main_table(f"{title}: comparison on targeting {study.target}", study.target, rows, columns, found),
+        "settings": settings_table(f"{title}: chosen settings", rows, columns, found),
+    }
+    for column in columns:
+        scores = {choice.row: scored(choice) for choice in choices if choice.column == column}
+        scores = {row: compared for row, compared in scores.items() if compared}
+        if scores:
+            name = f"tasks-{column}" if len(columns) > 1 else "tasks"
+            result[name] = task_table(f"{title}: change of every task, {column}", scores)
+    return result
+
+
+def _figures(study: Study, choices: list[Choice], found: dict[tuple[str, str], Cell], folder: Path) -> list[Path]:
+    from holdfast.compare import figures as draw  # matplotlib takes a while
+
+    rows, columns = _rows(study), _columns(study)
+    what = "constraint images a task" if study.config.sizes else study.config.columns[0][1] or "all images"
+    files = [draw.save(draw.by_column(study.target, rows, columns, found, what), folder / "by-column.png")]
+    last = columns[-1]
+    here = [choice for choice in choices if choice.column == last]
+    runs = {choice.row: [curve(job) for job in choice.jobs] for choice in here if choice.jobs[0].parent is None}
+    if runs:
+        files.append(draw.save(draw.curves(runs, study.config.epoch), folder / "curves.png"))
+        files.append(draw.save(draw.trajectory(runs), folder / "trajectory.png"))
+    compared = {choice.row: scored(choice) for choice in here}
+    compared = {row: scores for row, scores in compared.items() if scores}
+    if compared:
+        files.append(draw.save(draw.per_task(compared), folder / "tasks.png"))
+    logged = {choice.row: list(JobFolder(choice.jobs[0].folder).logged("weight")) for choice in here}
+    logged = {row: records for row, records in logged.items() if records}
+    if logged:
+        files.append(draw.save(draw.weights(logged), folder / "weights.png"))
+    return files
+
+
+def curve(job: Job) -> Curve:
+    """A job's looks, the old model at step 0 included."""
+    names = ("dev_safety", "target_gain", "train_safety", "train_gain")
+    looks = [(0, dict.fromkeys(names, 0.0)), *JobFolder(job.folder).looks()]
+    values = {name: np.array([float(record[name]) for _, record in looks]) for name in names}
+    return Curve(np.array([step for step, _ in looks]), values)

@@ -1,0 +1,166 @@
+"""A study from its file to its tables: base model, jobs, choice, test, tables and figures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.artifacts import read_json, write_json
+from holdfast.compare.choose import Choice, best_seed, choose, read_records
+from holdfast.compare.grid import Job, Study, base_folder, before, plan
+from holdfast.compare.output import write_outputs
+from holdfast.compare.pool import Runner
+from holdfast.compare.records import JobFolder
+from holdfast.compare.run import Action, Outcome
+from holdfast.errors import UserError
+from holdfast.rounds.develop import candidate_name
+from holdfast.rounds.tune import tune
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study came to."""
+
+    study: Study
+    out: Path
+    jobs: int
+    failed: list[tuple[str, str]]  # job, error
+    choices: list[Choice]
+    files: list[Path]  # tables and figures
+
+
+def run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bool = True) -> StudyResult:
+    """Run what has not run yet, choose, score test once, write tables and figures."""
+    out = out.resolve()
+    start = _start(study, out, runner, say, figures)
+    jobs = plan(study, out, start)
+    _remember(study, out)
+    _make_base(study, out, say)
+    failed = run_jobs(jobs, runner, say)
+    records = read_records(jobs)
+    choices = choose(jobs, records)
+    if all(record.status in ("done", "failed") for record in records):
+        failed += _score(choices, runner, say)
+        link_choices(choices, out)
+    files = write_outputs(study, jobs, records, choices, out, figures=figures)
+    return StudyResult(study, out, len(jobs), failed, choices, files)
+
+
+def run_jobs(jobs: list[Job], runner: Runner, say: Say) -> list[tuple[str, str]]:
+    """Run the jobs that are not done; those that interpolate other jobs' results come after them."""
+    failed: list[tuple[str, str]] = []
+    done = sum(record.status == "done" for record in read_records(jobs))
+    if done:
+        say(f"{done} of {len(jobs)} jobs are done already")
+    for wave in ([job for job in jobs if job.parent is None], [job for job in jobs if job.parent is not None]):
+        left = [job for job in wave if JobFolder(job.folder).read().status != "done"]
+        for outcome in runner([(job, "run") for job in left]):
+            done += 1
+            say(_line(outcome, done, len(jobs)))
+            if outcome.record.status == "failed":
+                failed.append((outcome.job.name, outcome.record.error))
+    return failed
+
+
+def _line(outcome: Outcome, done: int, total: int) -> str:
+    record = outcome.record
+    if record.status == "failed" or record.dev is None:
+        text = "FAILED: " + record.error.splitlines()[0]
+    else:
+        text = (
+            f"worst task {record.dev.dev_safety * 100:+.1f}, target {record.dev.target_gain * 100:+.1f} points on dev"
+        )
+    return f"[{done}/{total}] {outcome.job.name}: {text} ({record.seconds:.1f} s)"
+
+
+def _score(choices: list[Choice], runner: Runner, say: Say) -> list[tuple[str, str]]:
+    """Score the chosen settings on test images, where that was not done before."""
+    tasks: list[tuple[Job, Action]] = [
+        (job, "test") for choice in choices for job in choice.jobs if not JobFolder(job.folder).test.exists()
+    ]
+    if tasks:
+        say(f"scoring {len(tasks)} chosen models on test images")
+    failed: list[tuple[str, str]] = []
+    for outcome in runner(tasks):
+        if outcome.record.status == "failed":
+            say(f"test: {outcome.job.name}: FAILED: {outcome.record.error}")
+            failed.append((f"test: {outcome.job.name}", outcome.record.error))
+    return failed
+
+
+def _make_base(study: Study, out: Path, say: Say) -> None:
+    config, folder = study.config.base, base_folder(out)
+    if config is None:
+        return
+    state = folder / "run.json"
+    if state.exists() and read_json(state)["status"] == "done":
+        if read_json(folder / "round.json") != config.model_dump(mode="json"):
+            raise UserError(
+                f"{folder} holds a base model that was made with other settings",
+                do="choose another --out, or move that folder away: all jobs are then run again",
+            )
+        return
+    say("making the base model")
+    result = tune(config, folder, study.root, resume=state.exists(), quiet=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    say("base model: " + ", ".join(f"{name} {value * 100:.0f} %" for name, value in result.accuracy.items()))
+
+
+# -- a study that starts from what another one chose ------------------------------------------------------------------
+
+
+def _start(study: Study, out: Path, runner: Runner, say: Say, figures: bool) -> dict[tuple[str, str], Path] | None:
+    other = before(study, out)
+    if other is None:
+        return None
+    first, folder = other
+    say(f"first: {first.name}")
+    result = run_study(first, folder, runner, say, figures=figures)
+    start = {(choice.row, choice.column): chosen_folder(choice, result.out) for choice in result.choices}
+    for entry in study.config.methods:
+        for column, _, _ in study.config.columns:
+            if (entry.of or entry.title, column) not in start:
+                raise UserError(
+                    f"{first.name} chose no model for {entry.title!r}, {column!r}",
+                    do="give both studies the same labels",
+                )
+    return {place: path.resolve() for place, path in start.items()}
+
+
+def chosen_folder(choice: Choice, out: Path) -> Path:
+    """Where the model that a row and column stand for can be found."""
+    return out / "chosen" / f"{choice.jobs[0].folder.parents[2].name}-{choice.jobs[0].folder.parents[1].name}"
+
+
+def link_choices(choices: list[Choice], out: Path) -> None:
+    """``chosen/ROW-COLUMN``: a link to the best seed's model folder, to start a next round from."""
+    for choice in choices:
+        job = best_seed(choice)
+        step = JobFolder(job.folder).read().step
+        if job.parent is not None or step is None:
+            continue  # an interpolated model is not stored; `holdfast` makes it from its two ends
+        link = chosen_folder(choice, out)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        aim = os.path.relpath(JobFolder(job.folder).run.candidates / candidate_name(step), link.parent)
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(aim, target_is_directory=True)
+
+
+def _remember(study: Study, out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {out}", found=error.strerror or str(error), do="choose another --out") from error
+    write_json(out / "study.json", study.config.model_dump(mode="json"))
+
+
+def status(jobs: list[Job]) -> dict[str, int]:
+    """How many jobs are done, failed, begun and waiting."""
+    records = read_records(jobs)
+    return {name: sum(one.status == name for one in records) for name in ("done", "failed", "begun", "waiting")}
