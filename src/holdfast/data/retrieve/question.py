@@ -37,8 +37,9 @@ QUESTIONS = {"strict": _STRICT, "paper": _PAPER}
 _STEERING = re.compile(
     r"\b(ignore|disregard|forget|override)\b.{0,40}\b(previous|prior|above|earlier|instructions?|prompts?|rules?)\b"
     r"|\b(respond|reply|answer|output|return|print|say)\s+(only\s+)?(with\s+)?[\"'`{\[]?\s*(true|false|yes|no|verdict)\b"
-    r"|\b(system|assistant|developer)\s*(prompt|message|instruction|:)"
-    r"|\byou are (now |an? )?(ai|assistant|language model|chatgpt|judge|classifier)\b"
+    r"|\b(system|assistant|developer)\s+(prompt|message|instruction)"
+    r"|\b(system|assistant|developer)\s*:\s*(you|please|answer|reply|respond|ignore)\b"
+    r"|\byou are (now )?(an? )?(ai|assistant|language model|chatgpt|judge|classifier)\b"
     r"|<\|[a-z_]+\|>|\[/?inst\]|[\"']?verdict[\"']?\s*[:=]|<</?sys>>",
     re.IGNORECASE | re.DOTALL,
 )

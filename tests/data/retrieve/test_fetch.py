@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import webdataset
+from PIL import Image
+
+from holdfast.data.retrieve.download import FetchLimits
+from holdfast.data.retrieve.fetch import fetch, open_store_to_read, read_fetched
+from holdfast.data.retrieve.images import ImageLimits
+from holdfast.data.retrieve.img2dataset import adopt
+from holdfast.data.retrieve.judge import judge_none
+from holdfast.data.retrieve.manifest import RetrievalFolder
+from holdfast.data.retrieve.search import SearchQuery, search
+from holdfast.data.retrieve.words import Words
+from holdfast.errors import UserError
+from tests.data.retrieve.web import Web, pictures_handler
+
+LIMITS = FetchLimits(
+    concurrency=64,
+    per_host=64,
+    connect_seconds=2,
+    total_seconds=1.5,
+    max_bytes=200_000,
+    max_redirects=3,
+    allow_private=True,
+)
+
+
+@pytest.fixture
+def pictures(make_picture):
+    server = Web(pictures_handler(make_picture))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def prepare(write_captions, tmp_path: Path):
+    """A folder in which links were found and kept, and negatives drawn."""
+
+    def make(targets: list[str], negatives: list[str] = (), name: str = "out") -> Path:
+        rows = [(url, f"fog number {i}") for i, url in enumerate(targets)]
+        rows += [(url, f"sun number {i}") for i, url in enumerate(negatives)]
+        source = write_captions(rows, name=f"{name}.parquet")
+        search(str(source), SearchQuery(Words("fog")), tmp_path / name, threads=1)
+        judge_none(tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+def statuses(out: Path) -> dict[str, str]:
+    store = open_store_to_read(RetrievalFolder(out), LIMITS)
+    return {one.url: one.status for shard in range(store.count) for one in store.finished(shard).values()}
+
+
+def test_every_kind_of_response_ends_in_a_picture_or_a_reason(pictures: Web, prepare) -> None:
+    base = pictures.url
+    expected = {
+        f"{base}/good/1": "ok",
+        f"{base}/png/2": "ok",  # whatever the server calls it
+        f"{base}/redirect/3": "ok",
+        f"{base}/chain/1": "ok",
+        f"{base}/chain/7": "too-many-redirects",
+        f"{base}/loop": "too-many-redirects",
+        f"{base}/slow/4": "timeout",
+        f"{base}/drip": "timeout",
+        f"{base}/cut/5": "incomplete",
+        f"{base}/broken/6": "broken-image",
+        f"{base}/huge": "too-large",
+        f"{base}/endless": "too-large",
+        f"{base}/html": "not-an-image",
+        f"{base}/svg": "not-an-image",
+        f"{base}/gzip": "compressed",
+        f"{base}/optout/7": "opted-out",
+        f"{base}/reserved/8": "opted-out",
+        f"{base}/status/403": "http-403",
+        f"{base}/status/404": "http-404",
+        f"{base}/status/500": "http-5xx",
+        f"{base}/status/204": "http-204",
+        f"{base}/tiny/9": "too-small",
+        f"{base}/to?url=ftp://127.0.0.1/x": "scheme",
+        f"{base}/to?url=file:///etc/passwd": "scheme",
+        "ftp://127.0.0.1/a.jpg": "scheme",
+        "file:///etc/passwd": "scheme",
+        "javascript:alert(1)": "scheme",
+        f"http://user:secret@127.0.0.1:{pictures.port}/good/1": "credentials-in-url",
+        "http://": "bad-url",
+        "http://[::1": "bad-url",
+        "not a link": "scheme",
+        f"http://127.0.0.1:{_closed_port()}/x": "connection",
+        "http://name.invalid/x.jpg": "dns",
+    }
+    out = prepare(list(expected))
+    section = fetch(out, LIMITS, lookup=_only_local)
+    assert statuses(out) == expected
+    counts = section["counts"]
+    assert counts["wanted"] == len(expected), "nothing lost"
+    assert counts["images"] == counts["target"] == 4
+    reasons = Counter(status for status in expected.values() if status != "ok")
+    assert counts["lost_because"] == dict(sorted(reasons.items()))
+
+
+def _only_local(host: str, port: int, family: int) -> list[tuple[int, str]]:
+    if host.endswith(".invalid"):
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+    return [(socket.AF_INET, "127.0.0.1")]
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_private_addresses_are_refused_in_links_names_and_redirects(pictures: Web, prepare) -> None:
+    strict = FetchLimits(total_seconds=2, connect_seconds=1)
+    port = pictures.port
+    private = [
+        f"http://127.0.0.1:{port}/good/1",
+        f"http://[::1]:{port}/good/1",
+        f"http://[::ffff:127.0.0.1]:{port}/good/1",
+        f"http://0.0.0.0:{port}/good/1",
+        "http://10.0.0.1/x.jpg",
+        "http://169.254.169.254/latest/meta-data",
+        "http://192.168.1.1/x.jpg",
+        "http://100.64.0.1/x.jpg",
+        f"http://evil.test:{port}/good/1",  # a name that resolves to this machine
+        f"http://mixed.test:{port}/good/1",  # one public address, one private
+        f"http://2130706433:{port}/good/1",  # 127.0.0.1 as a number
+        f"http://0x7f.1:{port}/good/1",
+    ]
+    answers = {"mixed.test": ["93.184.216.34", "127.0.0.1"]}
+
+    def lookup(host: str, port: int, family: int) -> list[tuple[int, str]]:
+        return [(socket.AF_INET, one) for one in answers.get(host, ["127.0.0.1"])]
+
+    out = prepare([*private, "http://public.example.com:22/x.jpg"])
+    fetch(out, strict, lookup=lookup)
+    found = statuses(out)
+    assert found.pop("http://public.example.com:22/x.jpg") == "port"
+    for number in ("2130706433", "0x7f.1"):  # aiohttp may refuse such hosts by itself
+        assert found.pop(f"http://{number}:{port}/good/1") in ("private-address", "bad-url")
+    assert set(found.values()) == {"private-address"}, found
+    assert not pictures.hits, "not one request reached the private server"
+
+
+def test_a_public_name_that_redirects_inside_is_stopped(pictures: Web, prepare, monkeypatch) -> None:
+    """The first hop is let through as if it were public; the second must be checked again."""
+    from holdfast.data.retrieve import net
+
+    real, seen = net.is_public, Counter()
+
+    def first_is_public(address: str) -> bool:
+        seen[address] += 1
+        return True if address == "127.0.0.1" and seen[address] == 1 else real(address)
+
+    monkeypatch.setattr(net, "is_public", first_is_public)
+    target = f"http://127.0.0.1:{pictures.port}/good/1"
+    link = f"http://outside.test:{pictures.port}/to?url={target}"
+    out = prepare([link])
+    fetch(out, FetchLimits(total_seconds=3), lookup=_only_local)
+    assert statuses(out) == {link: "private-address"}
+    assert pictures.hits == {"/to": 1}
+
+
+def test_a_name_that_changes_its_answer_gains_nothing(pictures: Web, prepare, monkeypatch) -> None:
+    """DNS rebinding: the connection goes to the address that was checked; a second answer is never looked at."""
+    from holdfast.data.retrieve import net
+
+    monkeypatch.setattr(net, "is_public", lambda address: address == "127.0.0.2")
+    asked: list[str] = []
+
+    def rebinding(host: str, port: int, family: int) -> list[tuple[int, str]]:
+        asked.append(host)
+        return [(socket.AF_INET, "127.0.0.2" if len(asked) == 1 else "127.0.0.1")]
+
+    link = f"http://rebind.test:{pictures.port}/good/1"
+    out = prepare([link])
+    fetch(out, FetchLimits(total_seconds=2, connect_seconds=1), lookup=rebinding)
+    assert statuses(out) == {link: "connection"}, "nobody listens at the address that was checked"
+    assert asked == ["rebind.test"]
+    assert not pictures.hits
+
+
+def test_what_is_stored_is_a_clean_jpeg_with_its_hashes(pictures: Web, prepare, make_picture) -> None:
+    import hashlib
+
+    out = prepare([f"{pictures.url}/png/3"])
+    fetch(out, LIMITS)
+    store = open_store_to_read(RetrievalFolder(out), LIMITS)
+    ((record, jpeg),) = read_fetched(store)
+    assert record.body_sha256 == hashlib.sha256(make_picture(3, form="PNG")).hexdigest()
+    assert record.sha256 == hashlib.sha256(jpeg).hexdigest()
+    assert record.source_format == "PNG"
+    assert Image.open(io.BytesIO(jpeg)).size == (48, 48)
+    samples = list(webdataset.WebDataset(str(store.tar(0)), shardshuffle=False))
+    assert samples[0]["txt"] == b"fog number 0"
+    assert json.loads(samples[0]["json"])["url"].endswith("/png/3")
+
+
+def test_failures_that_may_pass_are_tried_again_in_a_later_run(pictures: Web, prepare) -> None:
+    links = [f"{pictures.url}/flaky/{i}" for i in range(3)] + [f"{pictures.url}/good/9", f"{pictures.url}/status/404"]
+    out = prepare(links)
+    first = fetch(out, LIMITS)["counts"]
+    assert (first["images"], first["may_be_retried"]) == (1, 3)
+    second = fetch(out, LIMITS)["counts"]
+    assert (second["images"], second["lost_because"]) == (4, {"http-404": 1})
+    assert pictures.hits["/good/9"] == pictures.hits["/status/404"] == 1, "what is settled is not asked for again"
+    assert pictures.hits["/flaky/0"] == 2
+    fetch(out, LIMITS)
+    assert sum(pictures.hits.values()) == 8
+
+
+def test_retries_end(pictures: Web, prepare) -> None:
+    out = prepare([f"{pictures.url}/status/500"])
+    for _ in range(5):
+        section = fetch(out, LIMITS)
+    assert pictures.hits["/status/500"] == LIMITS.attempts == 3
+    assert section["counts"]["may_be_retried"] == 0
+
+
+def test_hosts_are_not_pressed(pictures: Web, prepare) -> None:
+    out = prepare([f"{pictures.url}/wait/{i}" for i in range(12)])
+    limits = FetchLimits(concurrency=64, per_host=3, total_seconds=5, allow_private=True)
+    fetch(out, limits)
+    assert pictures.most_open == 3
+    assert set(statuses(out).values()) == {"ok"}
+
+
+def test_one_busy_host_does_not_hold_up_the_others(pictures: Web, prepare) -> None:
+    """20 links of one host come first; with one place a host the other hosts must not wait for all of them."""
+    slow = [f"http://busy.test:{pictures.port}/wait/{i}" for i in range(8)]
+    quick = [f"http://h{i}.test:{pictures.port}/good/{i}" for i in range(4)]
+    out = prepare(slow + quick)
+    order: list[int] = []
+    limits = FetchLimits(concurrency=4, per_host=1, total_seconds=5, allow_private=True)
+    started = time.monotonic()
+    fetch(out, limits, lookup=_only_local, progress=lambda settled, total, images: order.append(settled))
+    assert time.monotonic() - started < 6
+    journal = [one.url for one in _arrivals(out)]
+    assert len(journal) == 12
+    assert set(statuses(out).values()) == {"ok"}
+
+
+def _arrivals(out: Path):
+    store = open_store_to_read(RetrievalFolder(out), LIMITS)
+    return [record for shard in range(store.count) for record in store.finished(shard).values()]
+
+
+def test_negatives_are_ten_times_the_kept(pictures: Web, prepare) -> None:
+    out = prepare([f"{pictures.url}/good/{i}" for i in range(2)], [f"{pictures.url}/good/{i}" for i in range(2, 40)])
+    counts = fetch(out, LIMITS)["counts"]
+    assert (counts["target"], counts["negatives"]) == (2, 20)
+
+
+def test_same_responses_same_bytes_in_any_order(pictures: Web, prepare, tmp_path: Path) -> None:
+    links = [f"{pictures.url}/{'wait' if i % 3 == 0 else 'good'}/{i}" for i in range(30)]
+    a, b = prepare(links, name="a"), prepare(links, name="b")
+    fetch(a, LIMITS)
+    fetch(b, FetchLimits(concurrency=2, per_host=2, total_seconds=5, max_bytes=200_000, allow_private=True))
+    assert (a / "fetch" / "shard-00000.tar").read_bytes() == (b / "fetch" / "shard-00000.tar").read_bytes()
+    steps = [json.loads((one / "manifest.json").read_text())["steps"]["fetch"] for one in (a, b)]
+    assert steps[0]["hashes"] == steps[1]["hashes"]
+    assert steps[0]["counts"] == steps[1]["counts"]
+
+
+def test_killed_and_resumed_nothing_is_lost_and_nothing_asked_twice(pictures: Web, prepare) -> None:
+    links = [f"{pictures.url}/wait/{i}" for i in range(60)]
+    out, whole = prepare(links, name="killed"), prepare(links, name="whole")
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from holdfast.data.retrieve.fetch import fetch\n"
+        "from holdfast.data.retrieve.download import FetchLimits\n"
+        "fetch(Path(sys.argv[1]), FetchLimits(concurrency=4, per_host=4, total_seconds=5, allow_private=True))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(out)])
+    journal = out / "fetch" / "shard-00000.journal"
+    end = time.monotonic() + 40
+    while time.monotonic() < end and (not journal.exists() or len(journal.read_bytes().splitlines()) < 10):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = len(journal.read_bytes().splitlines())
+    assert 10 <= before < 60
+    with journal.open("ab") as file:
+        file.write(b'{"record": {"key": "0000')  # and a line that was cut short
+    limits = FetchLimits(concurrency=32, per_host=32, total_seconds=5, allow_private=True)
+    section = fetch(out, limits)
+    assert section["counts"]["images"] == 60
+    assert sum(pictures.hits.values()) <= 60 + 4, "only what was under way at the kill is asked for again"
+    pictures.hits.clear()
+    assert fetch(whole, limits)["hashes"] == section["hashes"]
+    assert (out / "fetch" / "shard-00000.tar").read_bytes() == (whole / "fetch" / "shard-00000.tar").read_bytes()
+    assert not journal.exists()
+
+
+def test_many_shards(pictures: Web, prepare, monkeypatch) -> None:
+    from holdfast.data.retrieve import fetch as module
+
+    monkeypatch.setattr(module, "SHARD_ROWS", 10)
+    out = prepare([f"{pictures.url}/good/{i}" for i in range(35)])
+    assert fetch(out, LIMITS)["counts"]["images"] == 35
+    assert len(list((out / "fetch").glob("*.tar"))) == 4
+    with tarfile.open(out / "fetch" / "shard-00003.tar") as tar:
+        assert tar.getnames()[0] == "000000030.jpg"
+        assert len(tar.getnames()) == 15
+
+
+def test_downloads_of_another_selection_are_not_mixed_in(pictures: Web, prepare) -> None:
+    out = prepare([f"{pictures.url}/good/1"])
+    fetch(out, LIMITS)
+    other = FetchLimits(allow_private=True, image=ImageLimits(longest_side=32))
+    with pytest.raises(UserError, match="another selection or other image settings"):
+        fetch(out, other)
+    assert fetch(out, other, restart=True)["counts"]["images"] == 1
+
+
+def test_fetch_before_judge_is_explained(write_captions, tmp_path: Path) -> None:
+    search(str(write_captions(["fog"])), SearchQuery(Words("fog")), tmp_path / "out", threads=1)
+    with pytest.raises(UserError, match="not judged yet"):
+        fetch(tmp_path / "out", LIMITS)
+    with pytest.raises(UserError, match="no finished search step"):
+        fetch(tmp_path / "nowhere", LIMITS)
+
+
+@pytest.mark.parametrize("layout", ["webdataset", "files"])
+def test_img2dataset_output_in_place_of_our_own(prepare, tmp_path: Path, make_picture, layout: str) -> None:
+    links = [f"http://pictures.test/{i}.jpg" for i in range(4)]
+    out = prepare(links)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    samples = {
+        "000000000": {"json": json.dumps({"url": links[0], "status": "success"}).encode(), "jpg": make_picture(0)},
+        "000000001": {"json": json.dumps({"url": links[1], "status": "success"}).encode(), "jpg": b"<html>"},
+        "000000002": {"json": json.dumps({"url": "http://other.test/"}).encode(), "jpg": make_picture(2)},
+        "000000003": {"json": json.dumps({"url": links[3], "status": "failed_to_download"}).encode()},
+    }
+    if layout == "webdataset":
+        with tarfile.open(theirs / "00000.tar", "w") as tar:
+            for key, files in samples.items():
+                for ending, content in files.items():
+                    info = tarfile.TarInfo(f"{key}.{ending}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    else:
+        (theirs / "00000").mkdir()
+        for key, files in samples.items():
+            for ending, content in files.items():
+                (theirs / "00000" / f"{key}.{ending}").write_bytes(content)
+    section = adopt(theirs, out, LIMITS)
+    lost = {"img2dataset-failed": 1, "not-an-image": 1, "not-in-img2dataset": 1}
+    assert section["counts"]["lost_because"] == lost
+    assert section["counts"]["images"] == 1
+    assert section["origin"] == "img2dataset"
+    (tmp_path / "empty").mkdir()
+    again = prepare(links, name="again")
+    with pytest.raises(UserError, match="no img2dataset sample"):
+        adopt(tmp_path / "empty", again, LIMITS)
