@@ -118,6 +118,12 @@ class BytesReader:
         return None
 
 
+def content_and_image(reader: Reader, index: int) -> tuple[bytes, Image.Image]:
+    """What is hashed and what is seen, with one read where the two are one file."""
+    content = reader.content(index)
+    return content, to_rgb(open_image(content)) if isinstance(reader, BytesReader) else reader.image(index)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One example of a listing."""

@@ -18,6 +18,7 @@ from holdfast.data.files import expand, find_files, list_csv, list_folder, walk_
 from holdfast.data.parquet import list_parquet
 from holdfast.data.places365 import CATEGORIES, list_places365
 from holdfast.data.shards import list_webdataset
+from holdfast.data.store import list_store
 from holdfast.errors import UserError, nearest
 
 Lister = Callable[[SourceConfig, Path], Listing]
@@ -31,6 +32,7 @@ KINDS: dict[str, Lister] = {
     "places365": list_places365,
     "parquet": list_parquet,
     "webdataset": list_webdataset,
+    "pack": list_store,
 }
 
 
@@ -81,6 +83,8 @@ _KIND_OF_FILE = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".tar": "w
 
 
 def _kind_of_folder(folder: Path) -> str:
+    if (folder / "store.json").exists():
+        return "pack"
     if find_files(folder, CATEGORIES):
         return "places365"
     if any(find_files(folder, name) for names in LABEL_FILES.values() for name in names):

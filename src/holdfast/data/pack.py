@@ -1,0 +1,257 @@
+"""Writing a packed store: in parallel, block by block, so that a kill at any moment loses one block at most.
+
+A block's pictures are written and flushed to disk before a line in the journal says so. Starting again lists the
+source, finds it unchanged, and writes the blocks that no whole line speaks of, or in which pictures could not be
+read. The header is written last and makes the store valid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.artifacts import fingerprint_bytes, fingerprint_json, read_jsonl, write_atomic, write_json
+from holdfast.config import SourceConfig
+from holdfast.data.catalogue import Listing, Problem, check_limit, content_and_image, in_order
+from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
+from holdfast.data.signatures import SIDE, SMALL, thumbnail
+from holdfast.data.sources import list_source
+from holdfast.data.store import BLOCK, FORMAT, INDEX, VERSION, Store, open_store
+from holdfast.errors import UserError
+
+Progress = Callable[[int, int], None]  # pictures done, pictures in all
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """One picture as it goes into the store."""
+
+    id: str
+    view: np.ndarray
+    thumb: np.ndarray
+    small: bool
+
+
+def pack(
+    config: SourceConfig,
+    out: Path,
+    *,
+    size: int = 224,
+    interpolation: str = "bicubic",
+    root: Path | None = None,
+    workers: int | None = None,
+    limit: float = 0.01,
+    progress: Progress | None = None,
+) -> Store:
+    """Write the source's pictures to a store at ``out``, or go on with one that was begun there."""
+    if size < 1:
+        raise UserError("the size of pictures must be positive", found=str(size))
+    interpolation_filter(interpolation)
+    listing = list_source(config, root or Path())
+    if config.kind == "pack":
+        raise UserError("a packed store is not packed again", do="give the source it was made of")
+    rows = _rows(listing)
+    plan = _plan(listing, rows, size, interpolation)
+    done = _begin(out, plan)
+    if done is None:
+        return open_store(out)
+    _write_blocks(listing, rows, out, plan, done, workers or min(8, os.cpu_count() or 1), progress)
+    return _finish(listing, rows, out, plan, limit)
+
+
+def _rows(listing: Listing) -> list[list[int]]:
+    """Positions of the listing by picture: a picture named several times, with several captions, is stored once."""
+    places: dict[str, list[int]] = {}
+    for position, entry in enumerate(listing.entries):
+        places.setdefault(entry.locator, []).append(position)
+    return list(places.values())
+
+
+def _plan(listing: Listing, rows: list[list[int]], size: int, interpolation: str) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for entry in listing.entries:
+        digest.update(json.dumps([entry.locator, entry.label, entry.caption, entry.split]).encode())
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "size": size,
+        "interpolation": interpolation,
+        "rows": len(rows),
+        "source": listing.name,
+        "listing": f"sha256:{digest.hexdigest()}",
+    }
+
+
+def _begin(out: Path, plan: dict[str, Any]) -> set[int] | None:
+    """Blocks that are there already, every picture of them; None for a finished store of the same plan."""
+    if (out / "store.json").exists():
+        header = open_store(out).header
+        if all(header.get(key) == value for key, value in plan.items()):
+            return None
+        raise _other_plan(out)
+    if not (out / "plan.json").exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out} is not empty", expected="a folder that does not exist yet, or an unfinished store")
+        write_json(out / "plan.json", plan)
+    if json.loads((out / "plan.json").read_text(encoding="utf-8")) != plan:
+        raise _other_plan(out)
+    return {number for number, line in _journal(out).items() if not line["bad"]}
+
+
+def _other_plan(out: Path) -> UserError:
+    return UserError(
+        f"{out} holds a store of something else",
+        expected="the same source, unchanged, with the same size and interpolation",
+        do="choose another folder, or remove that one first",
+    )
+
+
+def _journal(out: Path) -> dict[int, dict[str, Any]]:
+    """The last whole line of the journal about each block; half a line, as a kill leaves it, is passed over."""
+    path = out / "journal.jsonl"
+    if not path.exists():
+        return {}
+    try:
+        return {int(line["block"]): line for line in read_jsonl(path)}
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is broken", found=str(error), do=f"remove {out} and pack again") from error
+
+
+def _write_blocks(
+    listing: Listing,
+    rows: list[list[int]],
+    out: Path,
+    plan: dict[str, Any],
+    done: set[int],
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    lengths = {"pixels.bin": 3 * plan["size"] ** 2, "thumbs.bin": SIDE**2}
+    handles = {name: os.open(out / name, os.O_RDWR | os.O_CREAT, 0o644) for name in lengths}
+    journal = (out / "journal.jsonl").open("ab")
+    try:
+        for name, length in lengths.items():
+            os.ftruncate(handles[name], length * len(rows))
+        journal.truncate(_whole_lines(out / "journal.jsonl"))
+        todo = [number for number in range(-(-len(rows) // BLOCK)) if number not in done]
+        for count, (number, block) in enumerate(_blocks(listing, rows, plan, todo, workers), len(done) + 1):
+            arrays = _stack(block, plan["size"])
+            for (name, length), array in zip(lengths.items(), arrays, strict=True):
+                _write_all(handles[name], array, number * BLOCK * length)
+                os.fdatasync(handles[name])
+            journal.write((json.dumps(_line(number, block, arrays[0])) + "\n").encode())
+            journal.flush()
+            os.fdatasync(journal.fileno())
+            if progress is not None:
+                progress(min(count * BLOCK, len(rows)), len(rows))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out}",
+            found=error.strerror or str(error),
+            do="free some space and run the same command again: it goes on where it stopped",
+        ) from error
+    finally:
+        journal.close()
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _whole_lines(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def _blocks(
+    listing: Listing, rows: list[list[int]], plan: dict[str, Any], todo: list[int], workers: int
+) -> Iterator[tuple[int, list[_Packed | str]]]:
+    """The blocks that are to be written; pictures are decoded by several threads and come in order."""
+
+    def make(row: int) -> _Packed | str:
+        index = listing.indices[rows[row][0]]
+        try:
+            content, image = content_and_image(listing.reader, index)
+        except (OSError, BadImage) as error:
+            return getattr(error, "strerror", None) or str(error)
+        view = evaluation_view(image, plan["size"], plan["interpolation"])
+        identity = hashlib.sha256(content).hexdigest()
+        return _Packed(identity, view, thumbnail(image), min(image.size) < SMALL)
+
+    members = {number: range(number * BLOCK, min((number + 1) * BLOCK, len(rows))) for number in todo}
+    pictures = in_order(make, (row for number in todo for row in members[number]), workers)
+    for number in todo:
+        yield number, list(islice(pictures, len(members[number])))
+
+
+def _stack(block: list[_Packed | str], size: int) -> tuple[np.ndarray, np.ndarray]:
+    views = np.zeros((len(block), 3, size, size), dtype=np.uint8)
+    thumbs = np.zeros((len(block), SIDE, SIDE), dtype=np.uint8)
+    for position, packed in enumerate(block):
+        if isinstance(packed, _Packed):
+            views[position], thumbs[position] = packed.view, packed.thumb
+    return views, thumbs
+
+
+def _write_all(handle: int, array: np.ndarray, offset: int) -> None:
+    content = array.data.cast("B")
+    while content:
+        written = os.pwrite(handle, content, offset)
+        content, offset = content[written:], offset + written
+
+
+def _line(number: int, block: list[_Packed | str], views: np.ndarray) -> dict[str, Any]:
+    return {
+        "block": number,
+        "ids": [packed.id if isinstance(packed, _Packed) else None for packed in block],
+        "small": [position for position, packed in enumerate(block) if isinstance(packed, _Packed) and packed.small],
+        "bad": {str(position): packed for position, packed in enumerate(block) if isinstance(packed, str)},
+        "digest": fingerprint_bytes(views.tobytes()),
+    }
+
+
+def _finish(listing: Listing, rows: list[list[int]], out: Path, plan: dict[str, Any], limit: float) -> Store:
+    journal = [line for _, line in sorted(_journal(out).items())]
+    ids: list[str | None] = [identity for line in journal for identity in line["ids"]]
+    small = {BLOCK * line["block"] + position for line in journal for position in line["small"]}
+    bad = [
+        Problem("unreadable", listing.entries[rows[BLOCK * line["block"] + int(position)][0]].locator, why)
+        for line in journal
+        for position, why in line["bad"].items()
+    ]
+    check_limit(bad, len(rows), limit)
+    lines: list[dict[str, Any]] = []
+    for row, positions in enumerate(rows):
+        identity = ids[row]
+        if identity is None:
+            continue
+        for position in positions:
+            entry = listing.entries[position]
+            if listing.decide_split is not None:
+                entry = replace(entry, split=listing.decide_split(identity))
+            values = (row, identity, entry.label, entry.caption, entry.split, entry.locator, row in small)
+            lines.append(dict(zip(INDEX.names, values, strict=True)))
+    table = pa.Table.from_pylist(lines, schema=INDEX)
+    write_atomic(out / "index.arrow", lambda temporary: _write_index(temporary, table))
+    header = plan | {
+        "examples": len({line["example_id"] for line in lines}),
+        "index": fingerprint_bytes((out / "index.arrow").read_bytes()),
+        "blocks": [line["digest"] for line in journal],
+        "problems": [[one.kind, one.where, one.detail] for one in (*listing.problems, *bad)],
+    }
+    header["fingerprint"] = fingerprint_json({key: header[key] for key in ("size", "interpolation", "index", "blocks")})
+    write_json(out / "store.json", header)
+    for name in ("plan.json", "journal.jsonl"):
+        (out / name).unlink()
+    return open_store(out)
+
+
+def _write_index(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
