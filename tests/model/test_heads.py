@@ -47,6 +47,17 @@ def test_batched_products_equal_dense_matrices(classifier: Classifier, disturb: 
     torch.testing.assert_close(classifier.text_features(classifier.prompt_tokens), plain, rtol=0, atol=1e-12)
 
 
+def test_one_pass_of_the_text_tower_for_all_texts(classifier: Classifier, disturb: Disturb) -> None:
+    classifier.double()
+    classifier.begin_round(rank=3, seed=1)
+    disturb(classifier, 0.3)
+    captions, others = (classifier.towers.tokenize(texts) for texts in (["fog on a hill", "mist"], ["a dog runs"]))
+    together = classifier.text_features_together(captions, 1, others)
+    apart = classifier.text_features(captions, 1), classifier.text_features(others), classifier.class_features()
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 def test_a_new_round_never_rewrites_the_old_ones(classifier: Classifier, disturb: Disturb) -> None:
     classifier.begin_round(rank=4, seed=1)
     disturb(classifier, 0.1)
