@@ -14,6 +14,7 @@ from rich.text import Text
 
 from holdfast._version import __version__
 from holdfast.cli import certify as _certify
+from holdfast.cli import compare as _compare
 from holdfast.cli import develop as _develop
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
@@ -47,6 +48,7 @@ app.command("export")(_export.export)
 app.command("certify")(_certify.certify)
 app.command("plan")(_certify.plan)
 app.command("verify")(_certify.verify)
+app.command("compare")(_compare.compare)
 app.add_typer(retrieve_app, name="retrieve")
 
 

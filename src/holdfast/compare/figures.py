@@ -128,22 +128,24 @@ def _mean(seeds: Sequence[Curve], name: str) -> tuple[np.ndarray, np.ndarray, np
 
 def trajectory(rows: Mapping[str, Sequence[Curve]]) -> Figure:
     """Target gain against DevSafety as the run goes, light to dark: training images above, dev images below."""
-    figure, axes = _figure(2, len(rows), 2.4, 2.3)
-    for column, (row, seeds) in enumerate(rows.items()):
-        for axis, (safety, _), (gain, _), where in zip(
-            axes[:, column], MEASURES, GAINS, ("training", "dev"), strict=True
-        ):
+    columns = min(4, len(rows))
+    blocks = -(-len(rows) // columns)
+    figure, axes = _figure(2 * blocks, columns, 2.5, 2.2)
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for number, (row, seeds) in enumerate(rows.items()):
+        block, column = divmod(number, columns)
+        pair = axes[2 * block : 2 * block + 2, column]
+        for axis, (safety, _), (gain, _), where in zip(pair, MEASURES, GAINS, ("training", "dev"), strict=True):
+            axis.set_visible(True)
             axis.axvline(0, color="#b00020", lw=0.8)
             axis.axhline(0, color="#999999", lw=0.6)
             for one in seeds:
-                age = np.linspace(0, 1, len(one.steps))
-                axis.scatter(
-                    one.values[safety] * 100, one.values[gain] * 100, c=_LIGHT_TO_DARK(age), s=14, edgecolors="none"
-                )
+                age = _LIGHT_TO_DARK(np.linspace(0, 1, len(one.steps)))
+                axis.scatter(one.values[safety] * 100, one.values[gain] * 100, c=age, s=14, edgecolors="none")
             axis.set_title(f"{row}, {where}", fontsize=8)
-        axes[1, column].set_xlabel("DevSafety(acc)", fontsize=8)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("target gain", fontsize=8)
+            axis.set_xlabel("DevSafety(acc)", fontsize=7)
+            axis.set_ylabel("target gain", fontsize=7)
     return figure
 
 
