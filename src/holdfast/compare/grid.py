@@ -75,7 +75,10 @@ class ColumnConfig(Config):
 
 
 class StudyConfig(Config):
-    """A STUDY.toml: methods on the same data, budget and rule of choice."""
+    """A STUDY.toml: methods on the same data, budget and rule of choice.
+
+    A file may begin with ``extends = "NAME"``, another study that it gives the differences to.
+    """
 
     title: str = ""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
@@ -186,8 +189,33 @@ def read_study(given: str | Path, root: Path | None = None) -> Study:
     else:
         known = nearest(str(given), ready)
         raise UserError(f"there is no study {str(given)!r}", expected="a STUDY.toml or a ready study's name", do=known)
-    config = parse(StudyConfig, read_toml(file), str(file))
+    config = parse(StudyConfig, _read_extended(file, ()), str(file))
     return Study(file.stem, config, (root or start).resolve(), file)
+
+
+def _read_extended(file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's values over those of the study that it extends, where it does."""
+    values = read_toml(file)
+    other = values.pop("extends", None)
+    if other is None:
+        return values
+    if file in seen:
+        raise UserError(f"{file} extends itself", found=" -> ".join(path.name for path in (*seen, file)))
+    beside = file.parent / str(other)
+    found = beside if beside.is_file() else ready_studies().get(str(other))
+    if found is None:
+        raise UserError(f"{file}: there is no study {str(other)!r} to extend", do=nearest(str(other), ready_studies()))
+    return _merged(_read_extended(found, (*seen, file)), values)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key, [[methods]] and everything else replaced. Sizes and [column] exclude each other."""
+    kept = {key: value for key, value in below.items() if not (key == "sizes" and "column" in above)}
+    both = {
+        key: _merged(kept[key], value) if isinstance(value, dict) and isinstance(kept.get(key), dict) else value
+        for key, value in above.items()
+    }
+    return {**kept, **both}
 
 
 def before(study: Study, out: Path) -> tuple[Study, Path] | None:
