@@ -1,0 +1,164 @@
+"""Claims, corrections, verdicts."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statsmodels.stats.multitest import multipletests
+
+from holdfast.certify.claims import Claim, Counts, Verdict, delta_of, evaluate, pool
+from holdfast.certify.corrections import bonferroni, holm, hommel, lemma_one_allowance
+from holdfast.certify.report import report
+
+probability = st.floats(0.0, 1.0)
+
+
+@given(st.lists(probability, min_size=1, max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_corrections_are_those_of_statsmodels(p: list[float]) -> None:
+    for ours, name in ((bonferroni, "bonferroni"), (hommel, "hommel")):
+        assert ours(p) == pytest.approx(multipletests(p, method=name)[1], abs=1e-12)
+
+
+@given(st.lists(probability, min_size=1, max_size=12))
+@settings(max_examples=15, deadline=None)  # statsmodels takes 70 ms for each
+def test_holm_is_that_of_statsmodels(p: list[float]) -> None:
+    assert holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
+
+
+def test_lemma_one_is_vacuous_and_says_so() -> None:
+    assert lemma_one_allowance(1000, 5, 0.05) == pytest.approx(2 * np.sqrt(np.log(200) / 2000))
+    assert lemma_one_allowance(1000, 5, 0.05, complexity=1.0) > lemma_one_allowance(1000, 5, 0.05)
+    assert lemma_one_allowance(1000, 5, 0.05) > 0.1
+
+
+GOOD = Counts("good", 1000, 12, 8)
+SMALL = Counts("small", 20, 0, 1)
+BAD = Counts("bad", 1000, 5, 80)
+NEAR = Counts("near", 1000, 10, 17)
+MARGINS = {"good": 0.02, "small": 0.02, "bad": 0.02, "near": 0.02, "better": 0.02}
+
+
+def test_three_verdicts() -> None:
+    assert evaluate([GOOD], MARGINS, 0.05).verdict is Verdict.CERTIFIED
+    assert evaluate([GOOD, SMALL], MARGINS, 0.05).verdict is Verdict.UNDECIDED
+    result = evaluate([GOOD, SMALL, BAD], MARGINS, 0.05)
+    assert result.verdict is Verdict.REGRESSED
+    assert [one.verdict for one in result.tasks] == ["certified", "undecided", "regressed"]
+
+
+def test_intersection_union_takes_no_correction_and_a_list_does() -> None:
+    tasks = [Counts(f"t{k}", 1000, 10, 19) for k in range(6)]
+    margins = {one.task: 0.02 for one in tasks}
+    together = evaluate(tasks, margins, 0.05)
+    assert 0.01 < together.tasks[0].p_value <= 0.05
+    assert together.verdict is Verdict.CERTIFIED
+    # With one task in the way, the same p-values as a list of retained tasks need their correction.
+    apart = evaluate([*tasks, SMALL], {**margins, "small": 0.02}, 0.05)
+    assert apart.verdict is Verdict.UNDECIDED
+    assert {one.verdict for one in apart.tasks} == {Verdict.UNDECIDED}
+    each = evaluate([*tasks, SMALL], {**margins, "small": 0.02}, 0.05, claim=Claim.EACH)
+    assert {one.verdict for one in each.tasks} == {Verdict.UNDECIDED}
+
+
+def test_each_claim_names_itself() -> None:
+    words = {claim: evaluate([GOOD, NEAR], MARGINS, 0.05, claim=claim).wording() for claim in Claim}
+    assert "every one of the 2 protected tasks" in words[Claim.ALL]
+    assert "intersection-union" in words[Claim.ALL]
+    assert "Holm" in words[Claim.EACH]
+    assert "Hommel" in evaluate([GOOD, NEAR], MARGINS, 0.05, claim=Claim.EACH, disjoint=True).wording()
+    assert "Bonferroni" in words[Claim.BOUNDS]
+    assert "worst change" in words[Claim.DEVSAFETY]
+    assert all("at most 0.05" in text for text in words.values())
+    assert "target better rose" in evaluate([GOOD], MARGINS, 0.05, target=Counts("better", 100, 30, 2)).wording()
+
+
+def test_side_by_side_bounds_are_bonferroni() -> None:
+    tasks = [GOOD, NEAR, SMALL, BAD]
+    alone = evaluate(tasks, MARGINS, 0.05)
+    bounds = evaluate(tasks, MARGINS, 0.05, claim=Claim.BOUNDS)
+    quarter = evaluate(tasks, MARGINS, 0.05 / 4)
+    for a, b, q in zip(alone.tasks, bounds.tasks, quarter.tasks, strict=True):
+        assert b.lower_bound == a.simultaneous_lower_bound == q.lower_bound <= a.lower_bound
+    assert alone.devsafety["lower_bound"] == min(one.lower_bound for one in alone.tasks)
+    assert alone.devsafety["observed"] == BAD.difference
+
+
+def test_target_is_one_more_hypothesis() -> None:
+    gain, none = Counts("better", 200, 30, 2), Counts("better", 200, 3, 3)
+    assert evaluate([GOOD], MARGINS, 0.05, target=gain).verdict is Verdict.CERTIFIED
+    missed = evaluate([GOOD], MARGINS, 0.05, target=none)
+    assert missed.verdict is Verdict.UNDECIDED
+    assert missed.target is not None
+    assert missed.target.margin == 0.0
+    assert "better" not in [one.counts.task for one in missed.tasks]
+
+
+def test_pooled_group() -> None:
+    rare = [Counts(f"r{k}", 60, 1, 0) for k in range(5)]
+    pooled = pool([GOOD, *rare], {"rare": [one.task for one in rare]})
+    assert pooled == [GOOD, Counts("rare", 300, 5, 0, tuple(one.task for one in rare))]
+    result = evaluate(pooled, {"good": 0.02, "rare": 0.02}, 0.05)
+    assert result.verdict is Verdict.CERTIFIED
+    assert "rare pools r0 + r1" in result.wording()
+    assert (
+        evaluate([GOOD, *rare], {"good": 0.02, **{one.task: 0.02 for one in rare}}, 0.05).verdict is Verdict.UNDECIDED
+    )
+
+
+counts = st.integers(1, 400).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(0, min(n, 20)), st.integers(0, 20)).map(
+        lambda one: Counts("t", one[0], one[1], min(one[2], one[0] - one[1]))
+    )
+)
+
+
+@given(
+    st.lists(counts, min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.01, 0.02, 0.05]),
+    st.sampled_from(list(Claim)),
+    st.booleans(),
+    st.sampled_from([0.8, 0.95, 0.99]),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_verdict_never_contradicts_the_p_values_beside_it(found, margin, claim, disjoint, confidence) -> None:
+    tasks = [Counts(f"t{k}", one.n, one.gained, one.lost) for k, one in enumerate(found)]
+    delta = delta_of(confidence)
+    result = evaluate(tasks, {one.task: margin for one in tasks}, delta, claim=claim, disjoint=disjoint)
+    told = report(result, confidence=confidence, advise=False)
+    for one in told["tasks"]:
+        assert one["p_value"] <= one["p_adjusted"] + 1e-12
+        if one["verdict"] == "certified":
+            assert one["p_adjusted"] <= delta
+            assert one["p_value"] <= delta
+        if one["verdict"] == "regressed":
+            assert one["p_regressed"] <= delta
+            assert one["difference"] < -one["margin"]
+        if one["verdict"] == "undecided" and claim in (Claim.ALL, Claim.EACH):
+            assert one["p_adjusted"] > delta
+            assert one["p_regressed"] > delta
+        assert one["simultaneous_lower_bound"] <= one["lower_bound"] <= one["difference"] + 1e-12
+    if claim is Claim.ALL:
+        assert (told["verdict"] == "certified") == all(one["p_value"] <= delta for one in told["tasks"])
+    if told["verdict"] == "certified" and claim in (Claim.BOUNDS, Claim.DEVSAFETY):
+        assert told["devsafety"]["lower_bound"] >= -margin
+
+
+def test_needed_images() -> None:
+    told = report(
+        evaluate([GOOD, SMALL, Counts("close", 1000, 5, 18)], {**MARGINS, "close": 0.02}, 0.05), confidence=0.95
+    )
+    good, small, close = told["tasks"]
+    assert good["needed"] is None
+    assert small["needed"] > 200
+    assert close["needed"] > 1000
+    # A loss beyond the margin is not cured by images: no number is promised.
+    beyond = report(evaluate([Counts("bad", 1000, 2, 24)], MARGINS, 0.05), confidence=0.95)["tasks"][0]
+    assert (beyond["verdict"], beyond["needed"]) == ("undecided", None)
+
+
+def test_many_tasks_over_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.certify.claims.WORTH_A_PROCESS", 0)
+    tasks = [Counts(f"t{k}", 100 + k, k, 2) for k in range(6)]
+    margins = {one.task: 0.01 for one in tasks}
+    assert evaluate(tasks, margins, 0.05, workers=2) == evaluate(tasks, margins, 0.05)

@@ -1,0 +1,183 @@
+"""The ledger: budgets, crashes, two processes at once."""
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.certify.ledger import Budget, Ledger, default_ledger
+from holdfast.errors import Exit, HoldfastError, UndecidedError, UserError
+
+SET = "sha256:" + "ab" * 32
+
+
+def test_levels() -> None:
+    assert Budget(0.05).level == 0.05
+    assert Budget(0.05, looks=100).level == pytest.approx(0.0005)
+    # δ / sum_{j<B} J^j C(R, j+1)
+    assert Budget(0.05, looks=4, passes=2, candidates=3).level == pytest.approx(0.05 / (4 + 3 * 6))
+    assert Budget(0.05, looks=4, passes=3, candidates=3).level == pytest.approx(0.05 / (4 + 3 * 6 + 9 * 4))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"looks": 0}, {"passes": 0}, {"looks": 1, "passes": 2}, {"delta": 1.0}, {"candidates": 0}]
+)
+def test_budgets_that_make_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError):
+        Budget(**wrong)
+
+
+def test_looks_are_counted_and_the_next_is_refused(tmp_path: Path) -> None:
+    ledger, budget = Ledger(tmp_path), Budget(looks=2)
+    assert ledger.standing(SET) is None
+    for number in (1, 2):
+        with ledger.look(SET, budget, tasks=["a"], margins={"a": 0.02}) as look:
+            assert look.number == number
+            look.close(False, "never told")
+    standing = ledger.standing(SET)
+    assert standing is not None
+    assert (standing.looks, standing.passes, standing.retired, standing.looks_left) == (2, 0, True, 0)
+    with pytest.raises(UndecidedError, match="spent") as refused, ledger.look(SET, budget):
+        pytest.fail("a spent set was opened")
+    assert refused.value.exit_code == Exit.UNDECIDED
+    assert len(ledger.entries(SET)) == 5
+    assert [entry["which"] for entry in ledger.entries(SET) if entry["event"] == "result"] == [None, None]
+
+
+def test_the_first_pass_retires_the_set(tmp_path: Path) -> None:
+    ledger, budget = Ledger(tmp_path), Budget(looks=10)
+    with ledger.look(SET, budget) as look:
+        look.close(True, "step-100")
+    standing = ledger.standing(SET)
+    assert standing is not None
+    assert standing.retired
+    assert standing.last_passed
+    with pytest.raises(UndecidedError, match="passed once"), ledger.look(SET, budget):
+        pass
+
+
+def test_the_look_is_on_disk_before_the_block_is_entered(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with ledger.look(SET, Budget(looks=3)) as look:
+        lines = ledger.path(SET).read_text().splitlines()
+        assert json.loads(lines[-1])["event"] == "look"
+        look.close(False)
+
+
+def test_an_error_inside_counts_as_a_look_that_did_not_pass(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with pytest.raises(RuntimeError), ledger.look(SET, Budget(looks=2)):
+        raise RuntimeError("out of memory")
+    standing = ledger.standing(SET)
+    assert standing is not None
+    assert (standing.looks, standing.passes, standing.last_passed) == (1, 0, False)
+
+
+def _crash(folder: Path) -> None:
+    with Ledger(folder).look(SET, Budget(looks=2)):
+        os._exit(9)  # as a power cut: no `finally` runs
+
+
+def test_a_crash_between_look_and_record_counts_as_a_look(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_crash, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    standing = Ledger(tmp_path).standing(SET)
+    assert standing is not None
+    assert (standing.looks, standing.last_passed) == (1, None)
+    with Ledger(tmp_path).look(SET, Budget(looks=2)) as look:  # the lock went with the process
+        assert look.number == 2
+
+
+def test_a_line_cut_short_counts_as_a_look(tmp_path: Path) -> None:
+    ledger, budget = Ledger(tmp_path), Budget(looks=3)
+    with ledger.look(SET, budget) as look:
+        look.close(False)
+    with ledger.path(SET).open("ab") as file:
+        file.write(b'{"event": "look", "num')
+    standing = ledger.standing(SET)
+    assert standing is not None
+    assert standing.looks == 2
+    with ledger.look(SET, budget) as look:
+        assert look.number == 3
+        look.close(False)
+    with pytest.raises(UndecidedError), ledger.look(SET, budget):
+        pass
+
+
+def test_a_first_line_cut_short_is_no_dead_end(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.path(SET).write_bytes(b'{"event": "op')
+    with ledger.look(SET, Budget(looks=2)) as look:
+        assert look.number == 2  # whatever it was, it counts
+
+
+def test_a_changed_record_is_refused(tmp_path: Path) -> None:
+    ledger, budget = Ledger(tmp_path), Budget(looks=3)
+    for _ in range(2):
+        with ledger.look(SET, budget) as look:
+            look.close(False)
+    lines = ledger.path(SET).read_text().splitlines(keepends=True)
+    ledger.path(SET).write_text("".join([lines[0], *lines[3:]]))  # one look taken out
+    with pytest.raises(UserError, match="was changed"), ledger.look(SET, budget):
+        pass
+
+
+def test_budget_is_fixed_at_the_first_look(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with ledger.look(SET, Budget(looks=3)):
+        pass
+    with pytest.raises(UserError, match="another budget"), ledger.look(SET, Budget(looks=30)):
+        pass
+    assert ledger.standing(SET).looks == 1  # type: ignore[union-attr]
+    several = Budget(looks=3, passes=2, candidates=2)
+    with pytest.raises(UserError, match="candidates"), ledger.look("sha256:other", several, candidates=3):
+        pass
+    assert ledger.standing("sha256:other") is None
+
+
+def _spend(folder: Path, results: multiprocessing.Queue) -> None:
+    spent = 0
+    for _ in range(5):
+        try:
+            with Ledger(folder).look(SET, Budget(looks=6)) as look:
+                look.close(False)
+            spent += 1
+        except HoldfastError:
+            pass
+    results.put(spent)
+
+
+def test_two_processes_do_not_spend_it_twice(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=_spend, args=(tmp_path, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    spent = sum(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert spent == 6
+    numbers = [entry["number"] for entry in Ledger(tmp_path).entries(SET) if entry["event"] == "look"]
+    assert numbers == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_look_is_closed_once_and_the_folder_must_be_writable(tmp_path: Path) -> None:
+    with Ledger(tmp_path).look(SET, Budget(looks=2)) as look:
+        look.close(False)
+        with pytest.raises(ValueError, match="once"):
+            look.close(True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"), Ledger(tmp_path / "file").look(SET, Budget()):
+        pass
+
+
+def test_where_the_ledger_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path / "here"))
+    assert default_ledger() == tmp_path / "here"
+    monkeypatch.delenv("HOLDFAST_LEDGER")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_ledger() == tmp_path / "holdfast" / "ledger"
