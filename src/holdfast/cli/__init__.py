@@ -15,6 +15,7 @@ from rich.text import Text
 from holdfast._version import __version__
 from holdfast.cli import certify as _certify
 from holdfast.cli import compare as _compare
+from holdfast.cli import data as _data
 from holdfast.cli import develop as _develop
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
@@ -41,6 +42,9 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 app.command("init")(_develop.init)
+app.command("data")(_data.data)
+app.command("pack")(_data.pack)
+app.command("leaks")(_data.leaks)
 app.command("develop")(_develop.develop)
 app.command("tune")(_develop.tune)
 app.command("evaluate")(_evaluate.evaluate)
