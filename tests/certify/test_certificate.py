@@ -1,0 +1,216 @@
+"""The certificate and its verification; looks at sealed sets."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from holdfast.artifacts import RunFolder, write_json
+from holdfast.certify.certificate import (
+    Settings,
+    read_evidence,
+    run_test,
+    verify_certificate,
+    write_certificate,
+)
+from holdfast.certify.ledger import Ledger
+from holdfast.certify.report import report
+from holdfast.certify.sealed import (
+    SealedPlan,
+    certify_candidates,
+    check_possible,
+    read_sealed_plan,
+    sealed_plan,
+    write_run_certificate,
+)
+from holdfast.errors import FaultError, UndecidedError, UserError
+from tests.certify.helpers import Spec, predictions, rows, write_csv
+
+GOOD = {"clear": (500, 5, 3), "snowy": (400, 4, 1)}
+BAD = {"clear": (500, 5, 30), "snowy": (400, 4, 1)}
+
+
+def certificate(folder: Path, settings: Settings | None = None) -> Path:
+    files = {"predictions": write_csv(folder / "p.csv", rows(GOOD)), "new model": folder / "weights"}
+    files["new model"].mkdir()
+    (files["new model"] / "model.safetensors").write_bytes(b"weights")
+    settings = settings or Settings({"clear": 0.02, "snowy": 0.02})
+    paired = read_evidence(files, [])
+    assert paired is not None
+    told = report(run_test(paired, settings), confidence=0.95)
+    write_certificate(folder / "certificate.json", settings, told, files)
+    return folder / "certificate.json"
+
+
+def test_a_certificate_holds_anywhere_its_files_are(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    certificate(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert verify_certificate(tmp_path / "there" / "certificate.json")["report"]["verdict"] == "certified"
+
+
+def test_changed_predictions_weights_or_certificate(tmp_path: Path) -> None:
+    path = certificate(tmp_path)
+    weights = tmp_path / "weights" / "model.safetensors"
+    weights.write_bytes(b"other")
+    with pytest.raises(FaultError, match="new model changed"):
+        verify_certificate(path)
+    weights.write_bytes(b"weights")
+    table = (tmp_path / "p.csv").read_text()
+    (tmp_path / "p.csv").write_text(table + "clear,clear,clear,clear\n")
+    with pytest.raises(FaultError, match="predictions changed"):
+        verify_certificate(path)
+    (tmp_path / "p.csv").unlink()
+    with pytest.raises(UserError, match="does not exist"):
+        verify_certificate(path)
+    (tmp_path / "p.csv").write_text(table)
+    verify_certificate(path)
+    text = path.read_text()
+    path.write_text(text.replace('"gained": 5', '"gained": 6'))
+    with pytest.raises(FaultError, match="was changed"):
+        verify_certificate(path)
+    path.write_text("{}")
+    with pytest.raises(UserError, match="not a certificate"):
+        verify_certificate(path)
+
+
+def test_a_verdict_that_does_not_come_out_again(tmp_path: Path) -> None:
+    # Whoever writes a false report with a fingerprint that fits is found out by the recomputation.
+    files = {"predictions": write_csv(tmp_path / "p.csv", rows(BAD))}
+    settings = Settings({"clear": 0.02, "snowy": 0.02})
+    paired = read_evidence(files, [])
+    assert paired is not None
+    told = report(run_test(paired, settings), confidence=0.95)
+    write_certificate(tmp_path / "c.json", settings, {**told, "verdict": "certified"}, files)
+    with pytest.raises(FaultError, match="does not come out again: verdict"):
+        verify_certificate(tmp_path / "c.json")
+
+
+# -- sealed sets ------------------------------------------------------------------------------------------------------
+
+
+def plan(spec: Spec, looks: int = 1, **more: object) -> SealedPlan:
+    examples = [(row["example_id"], row["task"]) for row in rows(spec)]
+    arguments = {"target": "foggy", "margin": 0.02, "target_gain": False, "looks": looks, **more}
+    return sealed_plan(examples, **arguments)  # type: ignore[arg-type]
+
+
+def look(ledger: Ledger, spec: Spec, sealed: SealedPlan, candidates: dict[str, Spec] | None = None):
+    table = rows(spec)
+    asked: list[str] = []
+
+    def predict(name: str) -> pa.Table:
+        asked.append(name)
+        return predictions(rows((candidates or {"new": spec})[name]), "new")
+
+    outcome = certify_candidates(
+        sealed, ledger, list(candidates or {"new": spec}), lambda: predictions(table, "old"), predict
+    )
+    return outcome, asked
+
+
+def test_not_passed_tells_one_bit(tmp_path: Path) -> None:
+    ledger, sealed = Ledger(tmp_path), plan(BAD, looks=3)
+    outcome, _ = look(ledger, BAD, sealed)
+    assert not outcome.passed
+    assert outcome.old is None
+    assert outcome.told["verdict"] == "undecided"  # not `regressed`: that would be more than the bit
+    assert outcome.told["sealed"]["looks_left"] == 2
+    text = json.dumps(outcome.told)
+    for name in ("p_value", "gained", "lost", "difference", "lower_bound", "needed", "devsafety"):
+        assert f'"{name}"' not in text
+    assert outcome.told["level"] == pytest.approx(0.05 / 3)
+
+
+def test_spent_set_is_shown_in_full_and_certifies_nothing_more(tmp_path: Path) -> None:
+    ledger, sealed = Ledger(tmp_path), plan(BAD, looks=1)
+    outcome, _ = look(ledger, BAD, sealed)
+    assert outcome.standing.retired
+    assert outcome.told["verdict"] == "undecided"
+    assert outcome.told["tasks"][0]["lost"] == 30
+    with pytest.raises(UndecidedError, match="spent"):
+        look(ledger, GOOD, plan(GOOD, looks=1))
+
+
+def test_sequence_of_candidates(tmp_path: Path) -> None:
+    candidates = {"0.25": GOOD, "0.5": {"clear": (500, 5, 5), "snowy": (400, 4, 1)}, "0.75": BAD, "1": GOOD}
+    # All candidates flip the same images of one old model: gained 5 and 4.
+    outcome, asked = look(Ledger(tmp_path), GOOD, plan(GOOD), candidates)
+    assert asked == ["0.25", "0.5", "0.75"]
+    assert (outcome.passed, outcome.shipped) == (True, "0.5")
+    assert outcome.told["sealed"]["shown"] == "0.5"
+    assert outcome.told["verdict"] == "certified"
+    assert outcome.told["tasks"][0]["lost"] == 5
+
+
+def test_too_few_images_are_said_before_a_look_is_spent(tmp_path: Path) -> None:
+    ledger, sealed = Ledger(tmp_path), plan({"clear": (500, 5, 3), "snowy": (4, 4, 0)})
+    with pytest.raises(UndecidedError, match="no outcome could certify snowy") as error:
+        look(ledger, {"clear": (500, 5, 3), "snowy": (4, 4, 0)}, sealed)
+    assert "at least 5 images" in error.value.text()
+    assert ledger.standing(sealed.fingerprint) is None
+    check_possible(plan(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"margin": 1.0}, "margin 1"),
+        ({"margin": {"clear": 0.02}}, "no margin is given for snowy"),
+        ({"margin": {"claer": 0.02}}, "claer"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"target_gain": True}, "target 'foggy' has no sealed image"),
+    ],
+)
+def test_bad_plans(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan(GOOD, **wrong)
+    assert message in error.value.text()
+    with pytest.raises(UserError, match="no sealed images"):
+        plan({})
+
+
+def test_wrong_predictions_are_found_out(tmp_path: Path) -> None:
+    from holdfast.errors import HoldfastError
+
+    ledger, sealed = Ledger(tmp_path), plan(GOOD, looks=2)
+    with pytest.raises(HoldfastError, match="not those of the sealed images"):
+        look(ledger, {"clear": (499, 5, 3), "snowy": (400, 4, 1)}, sealed)
+    assert ledger.standing(sealed.fingerprint).looks == 1  # type: ignore[union-attr]
+
+
+def run_folder(root: Path, spec: Spec, looks: int = 1, margin: object = 0.02) -> RunFolder:
+    """A run as `develop` leaves it, as far as certify needs it."""
+    run = RunFolder.create(root)
+    write_json(run.state, {"status": "done", "parent": "sha256:old", "data": "sha256:data"})
+    certify = {"margin": margin, "confidence": 0.95, "looks": looks, "target_gain": True, "walk_back": [0.5, 1.0]}
+    write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify})
+    table = [{"example_id": row["example_id"], "class": row["task"], "role": "sealed"} for row in rows(spec)]
+    table += [{"example_id": f"dev-{k}", "class": "clear", "role": "dev"} for k in range(9)]
+    pq.write_table(pa.Table.from_pylist(table), run.roles)
+    run.model.mkdir()
+    (run.model / "model.safetensors").write_bytes(b"weights")
+    return run
+
+
+FULL = {**GOOD, "foggy": (60, 20, 1)}
+
+
+def test_certificate_of_a_run(tmp_path: Path) -> None:
+    run, ledger = run_folder(tmp_path / "run", FULL), Ledger(tmp_path / "ledger")
+    sealed = read_sealed_plan(run, single={"snowy": 0.03})
+    assert sealed.settings.margins == {"clear": 0.02, "snowy": 0.03}
+    assert sealed.images == {"clear": 500, "snowy": 400, "foggy": 60}
+    outcome, _ = look(ledger, FULL, sealed)
+    path = write_run_certificate(run, sealed, outcome, ledger)
+    assert path == run.certificate
+    held = verify_certificate(run.certificate)
+    assert held["report"]["verdict"] == "certified"
+    assert held["identities"]["parent"] == "sha256:old"
+    assert held["ledger"]["entries"][-1]["passed"]
+    assert set(held["files"]) >= {"roles of the data", "new model", "predictions of the old model"}
+    (run.model / "model.safetensors").write_bytes(b"changed")
+    with pytest.raises(FaultError, match="new model changed"):
+        verify_certificate(run.certificate)
