@@ -241,10 +241,9 @@ def plan(study: Study, out: Path, start: Mapping[tuple[str, str], Path] | None =
     for entry in config.methods:
         source = trained[entry.of] if entry.of is not None else entry
         for (column, key, value), setting in product(config.columns, _settings(config, source)):
-            for seed in config.seeds:
-                model = start.get((source.title, column)) if start is not None else None
-                values = _round_values(study, source, setting, key, value, seed, model, out)
-                job = _job(study, out, source, column, setting, seed, values, source.title in interpolated)
+            model = start.get((source.title, column)) if start is not None else None
+            values = _round_values(study, source, setting, key, value, model, out)
+            for job in _seeds(study, out, source, column, setting, values, source.title in interpolated):
                 jobs.extend([job] if entry.name != WISE_FT else _interpolations(entry, job, out))
     return jobs
 
@@ -267,12 +266,11 @@ def _round_values(
     setting: tuple[tuple[str, Any], ...],
     key: str,
     value: Any,
-    seed: int,
     model: Path | None,
     out: Path,
 ) -> dict[str, Any]:
     values: dict[str, Any] = copy.deepcopy(study.config.round)
-    values |= {"seed": seed, "method": {"name": entry.name}}
+    values["method"] = {"name": entry.name}
     if study.config.base is not None:
         _put(values, "model.start", str(base_folder(out) / "model"))
     elif study.config.after is not None:
@@ -293,20 +291,23 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def _job(
+def _seeds(
     study: Study,
     out: Path,
     entry: MethodEntry,
     column: str,
     setting: tuple[tuple[str, Any], ...],
-    seed: int,
     values: dict[str, Any],
     keep_last: bool,
-) -> Job:
+) -> Iterator[Job]:
+    """The setting's jobs, one a seed; the setting is checked once."""
     where = f"{study.file}: {entry.title}, {column}, {setting_text(setting) or 'no grid'}"
     config = parse(RoundConfig, values, where)
-    folder = job_folder(out, entry.title, column, setting, seed, _key(study, config))
-    return Job(entry.title, column, setting, seed, config, folder, study.root, keep_last)
+    key = _key(study, config)
+    for seed in study.config.seeds:
+        own = config.model_copy(update={"seed": seed})
+        folder = job_folder(out, entry.title, column, setting, seed, key)
+        yield Job(entry.title, column, setting, seed, own, folder, study.root, keep_last)
 
 
 def _key(study: Study, config: RoundConfig) -> str:
