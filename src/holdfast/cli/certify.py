@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.errors import Exit, UserError, nearest
+from holdfast.errors import Exit, UndecidedError, UserError, nearest
 
 if TYPE_CHECKING:
+    from holdfast.artifacts import RunFolder
     from holdfast.certify.certificate import Settings
     from holdfast.certify.tables import Paired
 
@@ -191,7 +192,7 @@ def _certify_run(
     as_json: bool,
 ) -> int:
     """A look at the sealed images of a run, or what its certificate says already."""
-    from holdfast.artifacts import RunFolder
+    from holdfast.artifacts import RunFolder, read_json
     from holdfast.certify.certificate import check_confidence, verify_certificate
     from holdfast.certify.ledger import Ledger, default_ledger
     from holdfast.certify.sealed import certify_candidates, read_sealed_plan, write_run_certificate
@@ -203,8 +204,10 @@ def _certify_run(
     else:
         if confidence is not None:
             check_confidence(confidence)
+        _something_to_certify(run)
         sealed = read_sealed_plan(run, margin=margins[0], single=margins[1], confidence=confidence)
-        ledger = Ledger(ledger_path or default_ledger())
+        chosen = read_json(run.config).get("certify", {}).get("ledger")
+        ledger = Ledger(ledger_path or (Path(chosen) if chosen else default_ledger()))
         from holdfast.rounds.develop import predict_sealed  # torch: only once everything else is in order
 
         tables: dict[str, Any] = {}
@@ -221,6 +224,20 @@ def _certify_run(
     else:
         print_sealed(told)
     return int(Exit.DONE if told["verdict"] == "certified" else Exit.UNDECIDED)
+
+
+def _something_to_certify(run: RunFolder) -> None:
+    """A run that is finished and hands back a new model; no look is spent on any other."""
+    from holdfast.artifacts import read_json
+
+    if not run.result.exists():
+        raise UserError(f"the run {run.root} is not finished", do=f"go on with: holdfast develop --resume {run.root}")
+    if read_json(run.result)["kept_old"]:
+        raise UndecidedError(
+            f"the run {run.root} hands back the old model: there is nothing to certify",
+            found=read_json(run.result)["reason"],
+            do="no look was spent; `holdfast report RUN` shows what stood in the way",
+        )
 
 
 def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.artifacts import read_json
 from holdfast.evaluate.metrics import Comparison
 from holdfast.rounds.develop import RoundResult, comparison_json
 
@@ -30,8 +31,9 @@ def change_text(change: float) -> Text:
 def comparison_table(title: str, columns: Sequence[tuple[str, Comparison]]) -> Table:
     """Accuracy of the old model and of each new one, class by class, drops marked."""
     table = Table(title=title, title_justify="left")
-    for name, justify in (("class", "left"), ("images", "right"), ("old", "right")):
-        table.add_column(name, justify=justify)
+    table.add_column("class")
+    table.add_column("images", justify="right")
+    table.add_column("old", justify="right")
     for name, _ in columns:
         table.add_column(name, justify="right")
         table.add_column("change", justify="right")
@@ -53,35 +55,46 @@ def print_round(result: RoundResult, *, as_json: bool) -> None:
     """The end of a round: the table, and in a sentence what is handed back."""
     if as_json:
         scores = {"dev": result.dev, "test": result.test}
-        print(
-            json.dumps(
-                {
-                    "run": str(result.folder.root),
-                    "kept_old": result.kept_old,
-                    "chosen": result.chosen,
-                    **{role: comparison_json(one) if one else None for role, one in scores.items()},
-                }
-            )
-        )
+        told = {role: comparison_json(one) if one else None for role, one in scores.items()}
+        print(json.dumps({"run": str(result.folder.root), **result.decision.to_json(), **told}))
         return
-    console = Console()
-    if result.test is not None:
+    console = Console(highlight=False)
+    if result.kept_old:
+        title = f"on dev images, the candidate that gained most on {result.dev.target} (not handed back)"
+        console.print(comparison_table(title, [("candidate", result.dev)]))
+        _print_frontier(console, result)
+    elif result.test is not None:
         console.print(comparison_table("on test images, scored once", [("new", result.test)]))
     else:
         console.print(comparison_table("on dev images", [("new", result.dev)]))
+    if result.decision.told is not None and "sealed" in result.decision.told:
+        from holdfast.cli.verdicts import print_sealed
+
+        print_sealed(result.decision.told)
     console.print(sentence(result), soft_wrap=True)
+
+
+def _print_frontier(console: Console, result: RoundResult) -> None:
+    """Which task is in the way, and what a margin would buy."""
+    if result.blocked_by is None:
+        return
+    console.print(Text(f"{result.blocked_by} stands in the way of {result.dev.target}.", style="bold"))
+    bought = read_json(result.folder.result)["bought_by_margin"]
+    table = Table("accepted loss", f"gain of {result.dev.target}", title="what a margin would buy (dev images)")
+    for one in bought:
+        table.add_row(f"{one['margin'] * 100:g} points", f"{one['target_gain'] * 100:+.1f} points")
+    console.print(table)
 
 
 def sentence(result: RoundResult) -> Text:
     """What happened, in words."""
-    where = f"model in {result.folder.model}"
+    where = f"Model in {result.folder.model}."
     if result.kept_old:
-        return Text(
-            "The old model is handed back: no candidate kept every protected class on dev images. " + where,
-            style="bold yellow",
-        )
+        return Text(f"The old model is handed back: {result.decision.reason}. {where}", style="bold yellow")
     gain = result.dev.target_gain * 100
+    proof = "certified" if result.decision.certified else "not certified"
     return Text(
-        f"{result.chosen}: {result.dev.target} {gain:+.1f} points on dev images, no protected class lost there. {where}",
-        style="bold green",
+        f"{result.chosen}, {proof}: {result.dev.target} {gain:+.1f} points on dev images; {result.decision.reason}. "
+        f"{where}",
+        style="bold green" if result.decision.certified else "bold",
     )

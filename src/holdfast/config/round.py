@@ -65,6 +65,15 @@ class TrainConfig(Config):
     precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
     """`auto`: bf16 where the device has it, else float32. Weights, similarities and losses stay float32."""
     device: str = "auto"
+    towers: Literal["auto", "fast", "plain"] = "auto"
+    """How the towers are computed: `fast` leaves out what no feature depends on and keeps activations in the working
+    precision, `plain` calls the model's own modules. `auto`: fast on a GPU."""
+    compile: bool = True
+    """Compile the blocks of fast towers, on a GPU."""
+    checkpoint_activations: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """Several ranks: `ddp` holds the whole model on each, `fsdp` shards weights, gradients and optimizer state."""
     augment: bool = True
     """Random views of target pairs and negatives."""
     crop_scale: tuple[float, float] = (0.7, 1.0)
@@ -112,6 +121,10 @@ class CertifyConfig(Config):
     """R: how many times this sealed set may be looked at; each look is tested at (1 - confidence) / R."""
     target_gain: bool = True
     """Claim also that the target improved."""
+    look: bool = True
+    """Look at the sealed images when the round ends. `false` leaves that to `holdfast certify RUN`."""
+    ledger: Path | None = None
+    """Folder of the ledger of sealed sets. Default: $HOLDFAST_LEDGER, or the user's own."""
     walk_back: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     """lambda: candidates on the way from the old weights to the new ones."""
 

@@ -18,6 +18,7 @@ from holdfast._version import __version__
 from holdfast.artifacts import (
     RunFolder,
     read_json,
+    read_jsonl,
     read_predictions,
     write_atomic,
     write_json,
@@ -31,7 +32,10 @@ from holdfast.evaluate.predict import predict
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
-from holdfast.rounds.setup import Ready, prepare_round, view_settings
+from holdfast.model.interpolate import interpolate
+from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
+from holdfast.rounds.decide import Decision, decide, write_certificate_of
+from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
 from holdfast.train.loop import Plan, train
 from holdfast.train.progress import choose_progress
@@ -42,14 +46,31 @@ class RoundResult:
     """What a round hands back; also in ``result.json``."""
 
     folder: RunFolder
-    kept_old: bool
-    chosen: str | None  # the candidate that was shipped
-    dev: Comparison
+    decision: Decision
+    candidates: list[Candidate]
     test: Comparison | None
+    blocked_by: str | None  # the protected task that stood in the target's way, where one did
+
+    @property
+    def kept_old(self) -> bool:
+        """Whether the old model is handed back."""
+        return self.decision.shipped is None
+
+    @property
+    def chosen(self) -> str | None:
+        """Name of the candidate that is handed back."""
+        return self.decision.shipped.name if self.decision.shipped else None
+
+    @property
+    def dev(self) -> Comparison:
+        """What dev images say of the candidate that is handed back, or else of the one that gained most."""
+        best = self.decision.shipped or max(self.candidates, key=lambda one: one.dev.target_gain)
+        return best.dev
 
 
 def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> RoundResult:
     """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``."""
+    config = inherit(config, root)
     with started(config.train.device) as runtime:
         folder = _open_folder(config, out, root, resume, runtime)
         ready = prepare_round(config, root, runtime)
@@ -183,33 +204,79 @@ class _Round:
     # -- after ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> RoundResult:
-        """Choose on dev, ship the choice or the old model, and score test once."""
-        name, dev = self._ranked()[0]
-        kept_old = not dev.safe
-        shipped = self.ready.old if kept_old else load_model(self.folder.candidates / name).to(self.runtime.device)
-        if kept_old:
-            dev = self._compare(self.old_dev, self.old_dev)
+        """Walk back from the best look, choose (and certify where images are sealed), score test once."""
+        looks = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in self._looks()]
+        candidates = self._walk(self._ranked()[0][0])
+        decision = self._decide(candidates)
+        shipped = self._model_at(decision.shipped) if decision.shipped else self.ready.old
         test = self._score_test(shipped)
+        points = [*looks, *((one.name, one.dev) for one in candidates)]
+        result = RoundResult(self.folder, decision, candidates, test, blocking_task(points))
         if self.runtime.is_main:
             self._save(shipped, self.folder.model)
             write_json(
                 self.folder.result,
                 {
-                    "kept_old": kept_old,
-                    "chosen": None if kept_old else name,
-                    "dev": comparison_json(dev),
+                    **decision.to_json(),
+                    "target": self.data.tasks.target,
+                    "protected": list(self.data.tasks.protected),
+                    "candidates": [
+                        {"name": one.name, "step": one.step, "lambda": one.walked, "dev": comparison_json(one.dev)}
+                        for one in candidates
+                    ],
+                    "dev": comparison_json(result.dev),
                     "test": comparison_json(test) if test else None,
+                    "frontier": frontier(points),
+                    "bought_by_margin": bought_by_margin(points),
+                    "blocked_by": result.blocked_by,
                 },
             )
+            if decision.certified:
+                write_certificate_of(self.folder, decision)
         self._write_state("done")
-        return RoundResult(self.folder, kept_old, None if kept_old else name, dev, test)
+        return result
+
+    def _looks(self) -> list[str]:
+        """Every evaluation of the run, whether its weights were kept or not."""
+        evaluated = [one["step"] for one in read_jsonl(self.folder.metrics) if "evaluation" in one]
+        return [candidate_name(step) for step in evaluated]
+
+    def _walk(self, step: str) -> list[Candidate]:
+        """Candidates on the line from the old model to the best look, with their dev predictions."""
+        self.end = load_model(self.folder.candidates / step).to(self.runtime.device)
+        candidates: list[Candidate] = []
+        for walked in sorted(set(self.config.certify.walk_back)):
+            table = self._predict(self._model_at_share(walked), self.data.dev)
+            candidate = Candidate(step, walked, self._compare(self.old_dev, table))
+            if self.runtime.is_main:
+                write_predictions(self.folder.predictions(candidate.name, "dev"), table)
+            candidates.append(candidate)
+        return candidates
+
+    def _model_at(self, candidate: Candidate) -> Classifier:
+        return self._model_at_share(candidate.walked)
+
+    def _model_at_share(self, walked: float) -> Classifier:
+        return self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
+
+    def _decide(self, candidates: list[Candidate]) -> Decision:
+        def sealed_predictions(candidate: Candidate | None) -> pa.Table:
+            model = self.ready.old if candidate is None else self._model_at(candidate)
+            return self._predict(model, self._sealed())
+
+        return decide(self.config.certify, self.folder, candidates, sealed_predictions, self.runtime)
+
+    def _sealed(self) -> LabelledSet:
+        if not hasattr(self, "_sealed_set"):
+            self._sealed_set = self.data.open_sealed()
+        return self._sealed_set
 
     def _score_test(self, shipped: Classifier) -> Comparison | None:
         try:
             examples = self.data.open_test()
         except UserError:
             return None  # a round without test images: dev figures are all there is
-        tables = {}
+        tables: dict[str, pa.Table] = {}
         for name, model in (("old", self.ready.old), ("new", shipped)):
             tables[name] = self._predict(model, examples)
             if self.runtime.is_main:
@@ -219,6 +286,20 @@ class _Round:
     def _predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
         """Predictions of all examples; each rank makes its share."""
         return shared_predictions(model, examples, self.data.tasks.classes, self.config.evaluate.batch, self.runtime)
+
+
+def predict_sealed(run: RunFolder) -> tuple[pa.Table, pa.Table]:
+    """Predictions of the old and the shipped model on the sealed images of a finished run (for ``certify RUN``)."""
+    config, root = resume_config(run.root)
+    with started(config.train.device) as runtime:
+        ready = prepare_round(config, root, runtime)
+        examples = ready.assembled.data.open_sealed()
+        shipped = load_model(run.model).to(runtime.device)
+        classes = ready.assembled.data.tasks.classes
+        return (
+            shared_predictions(ready.old, examples, classes, config.evaluate.batch, runtime),
+            shared_predictions(shipped, examples, classes, config.evaluate.batch, runtime),
+        )
 
 
 def comparison_json(compared: Comparison) -> dict[str, Any]:

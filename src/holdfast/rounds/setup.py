@@ -20,6 +20,7 @@ from holdfast.model.clip import load_towers
 from holdfast.model.folder import load_model, model_fingerprint, read_description
 from holdfast.model.towers import TwoTowers
 from holdfast.runtime import Runtime, derive_seed
+from holdfast.train.arithmetic import arithmetic
 
 DEFAULT_CLASS_TEMPERATURE = 0.05
 
@@ -30,7 +31,6 @@ class Start:
 
     towers: TwoTowers
     classifier: Classifier | None
-    notes: dict[str, Any]  # what the model folder says of itself
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,26 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     if config.start is not None:
         folder = root / config.start
         classifier = load_model(folder)
-        return Start(classifier.towers, classifier, read_description(folder).get("extra", {}))
+        return Start(classifier.towers, classifier)
     weights = config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
-    return Start(load_towers(str(config.architecture), weights, seed=seed), None, {})
+    return Start(load_towers(str(config.architecture), weights, seed=seed), None)
 
 
-def inherit_prompts(task: TaskConfig, notes: dict[str, Any]) -> TaskConfig:
-    """A round speaks of its classes as the model it starts from does, unless its TOML says otherwise."""
-    said = task.model_fields_set
+def inherit(config: RoundConfig, root: Path) -> RoundConfig:
+    """The config as it will be run: a round speaks of its classes as its old model does, unless its TOML says otherwise.
+
+    What is inherited is written into the run folder, so that resuming and certifying need nothing but that.
+    """
+    if config.model.start is None:
+        return config
+    notes = read_description(root / config.model.start).get("extra", {})
+    said = config.task.model_fields_set
     update = {key: notes[key] for key in ("template", "names") if key in notes and key not in said}
     if isinstance(update.get("template"), list):
         update["template"] = tuple(update["template"])
-    return task.model_copy(update=update)
+    return config.model_copy(update={"task": config.task.model_copy(update=update)})
 
 
 def bind(start: Start, assembled: Assembled, config: ModelConfig) -> Classifier:
@@ -76,8 +82,7 @@ def bind(start: Start, assembled: Assembled, config: ModelConfig) -> Classifier:
 def prepare_round(config: RoundConfig, root: Path, runtime: Runtime) -> Ready:
     """Data, old model and method of a round, on the device."""
     start = load_start(config.model, root, config.seed)
-    task = inherit_prompts(config.task, start.notes)
-    assembled = read_data(config.data, task, start.towers, config.seed, root)
+    assembled = read_data(config.data, config.task, start.towers, config.seed, root)
     old = bind(start, assembled, config.model).frozen_copy()
     return make_ready(config, config.method, old, assembled, runtime)
 
@@ -98,7 +103,10 @@ def make_ready(
     method = build_method(new, method_config, config.train.steps)
     _choose_trainable(method, config)
     method.to(device=runtime.device, dtype=dtype)
-    method.prepare(old, assembled.data)
+    if config.train.checkpoint_activations:
+        new.towers.checkpoint_activations()
+    with arithmetic(config.train, runtime.device):
+        method.prepare(old, assembled.data)
     method.to(device=runtime.device, dtype=dtype)
     parent = model_fingerprint(old)
     return Ready(method, old, assembled, parent, _fingerprint(config, assembled.fingerprint, parent))
@@ -131,5 +139,5 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
 
 
 def view_settings(train: TrainConfig, method_config: Any) -> ViewSettings:
-    """Random views of pairs as [train] says, of protected images as the method says (evaluation view if it does not)."""
+    """Random views of pairs as [train] says, of protected images as the method says (or else none)."""
     return ViewSettings(train.augment, getattr(method_config, "views", "clean"), train.crop_scale, train.flip)

@@ -1,0 +1,102 @@
+"""What the choice is made among: the walk from the old model to the new one, ordered on dev data; the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.certify.claims import Counts
+from holdfast.certify.paired import p_value
+from holdfast.evaluate.metrics import Comparison
+
+MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model between the old one (λ = 0) and what training found at a step (λ = 1), and what dev images say of it."""
+
+    step: str
+    walked: float  # λ
+    dev: Comparison
+
+    @property
+    def name(self) -> str:
+        """``step-00000400@0.5``."""
+        return f"{self.step}@{self.walked:g}"
+
+
+def counts_of(compared: Comparison, tasks: Iterable[str]) -> list[Counts]:
+    """Flips of each task, as the certificate's test takes them."""
+    return [
+        Counts(task, compared.tasks[task].examples, compared.tasks[task].gained, compared.tasks[task].lost)
+        for task in tasks
+    ]
+
+
+def evidence(candidate: Candidate, margins: Mapping[str, float], target: str | None) -> float:
+    """The largest p-value over protected tasks (and Δ > 0 of the target): what the weakest task shows on dev images."""
+    hypotheses = {**margins, **({target: 0.0} if target else {})}
+    return max(
+        p_value(one.gained, one.lost, one.n, hypotheses[one.task]) for one in counts_of(candidate.dev, hypotheses)
+    )
+
+
+def test_order(candidates: Sequence[Candidate], margins: Mapping[str, float], target: str | None) -> list[Candidate]:
+    """The order of the fixed sequence, from dev data alone.
+
+    First the candidate with the strongest evidence; after it those that gain more on the target, the next best first,
+    so that the last one that passes is the one that gains most.
+    """
+    first = min(candidates, key=lambda one: (evidence(one, margins, target), -one.dev.target_gain, one.name))
+    bolder = [one for one in candidates if one.dev.target_gain > first.dev.target_gain]
+    return [first, *sorted(bolder, key=lambda one: (one.dev.target_gain, one.name))]
+
+
+def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Without sealed images: the largest target gain among candidates that lost nothing on dev; None keeps the old."""
+    fair = [one for one in candidates if one.dev.safe and one.dev.target_gain > 0]
+    return max(fair, key=lambda one: (one.dev.target_gain, one.dev.dev_safety, -one.walked), default=None)
+
+
+def frontier(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
+    """Looks that no other beats on both counts: worst change of a protected task, and gain of the target."""
+    ranked = sorted(points, key=lambda one: (-one[1].target_gain, -one[1].dev_safety))
+    result: list[dict[str, Any]] = []
+    best = float("-inf")
+    for name, compared in ranked:
+        if compared.dev_safety > best:
+            best = compared.dev_safety
+            result.append(
+                {
+                    "candidate": name,
+                    "dev_safety": compared.dev_safety,
+                    "target_gain": compared.target_gain,
+                    "worst_task": compared.worst_task,
+                }
+            )
+    return result
+
+
+def bought_by_margin(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
+    """What a margin would buy: the largest target gain seen on dev with no protected task below -margin."""
+    seen = list(points)
+    result: list[dict[str, Any]] = []
+    for margin in MARGINS:
+        within = [(name, one) for name, one in seen if one.dev_safety >= -margin]
+        name, best = max(within, key=lambda one: one[1].target_gain, default=(None, None))
+        gain = best.target_gain if best is not None else 0.0
+        result.append({"margin": margin, "target_gain": max(0.0, gain), "candidate": name if gain > 0 else None})
+    return result
+
+
+def blocking_task(points: Iterable[tuple[str, Comparison]]) -> str | None:
+    """The protected task that stands in the target's way: the worst one of the looks that gained most."""
+    bold = [one for _, one in points if one.target_gain > 0]
+    if not bold:
+        return None
+    most = max(one.target_gain for one in bold)
+    near = [one for one in bold if one.target_gain >= 0.8 * most]
+    gentlest = max(near, key=lambda one: one.dev_safety)
+    return gentlest.worst_task if gentlest.dev_safety < 0 else None
