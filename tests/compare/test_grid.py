@@ -1,4 +1,4 @@
-"""From a STUDY.toml to jobs: every combination once, in a folder of its own, and mistakes found before anything runs."""
+"""From a STUDY.toml to jobs: every combination once, in its own folder; mistakes found before anything runs."""
 
 from __future__ import annotations
 
