@@ -77,7 +77,7 @@ def test_margin_of_one_task_target_and_claims(shell: Shell, tmp_path: Path) -> N
         assert word in shell.json["claim_tested"]
     assert (
         shell(*arguments, "--pool", "rare=snowy,foggy", "--margin", "rare=0.05") == 2
-    )  # snowy is no task of its own now
+    )
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--pool", "rare=snowy,foggy", "--json") == 0
     assert shell.json["tasks"][1]["members"] == ["snowy", "foggy"]
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--tasks", "clear", "--json") == 0

@@ -22,9 +22,7 @@ def _steps(*pieces: tuple[int, int, int]) -> list[int]:
 
 # The declared grid of margins for lower bounds, from the largest down to 0 and on into gains. It is part of the
 # promise: it was fixed before any data, and a bound walks it from the top and stops at the first failure.
-_POSITIVE = _steps(
-    (9500, 5000, 500), (5000, 2000, 250), (2000, 1000, 100), (1000, 500, 50), (500, 200, 25), (200, 0, 10)
-)
+_POSITIVE = _steps((9500, 5000, 500), (5000, 2000, 250), (2000, 500, 100), (500, 200, 50), (200, 100, 20), (100, 0, 10))
 GRID: tuple[float, ...] = tuple(value / 10000 for value in [*_POSITIVE, 0, *(-value for value in reversed(_POSITIVE))])
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln
 
@@ -70,8 +69,8 @@ def _log_binomials(n: int) -> FloatArray:
 
 def _windows(values: FloatArray, low: IntArray, width: int) -> FloatArray:
     """Rows ``values[low[i] : low[i] + width]``, copied from a view: quicker than an index for every element."""
-    stride = values.strides[0]
-    return as_strided(values, (len(values) - width + 1, width), (stride, stride), writeable=False)[low]
+    view = np.ndarray((len(values) - width + 1, width), values.dtype, values, strides=(values.itemsize,) * 2)
+    return view[low]
 
 
 @dataclass(frozen=True)
@@ -175,18 +174,19 @@ def _first_gained(threshold: float, n: int, margin: float, slack: float) -> IntA
     With j = b - c fixed, T >= t is V̂ <= V = (j + nε)² / (n t²), and since q̂ is the larger root of a quadratic that is
     linear in d, this is d <= [n ((V + ε²)² - ε²) + εj (V + ε² - 1)] / V, provided V >= |ε|(1 - |ε|), its least value.
     """
-    j = np.arange(-n, n + 1)
-    distance = j + n * margin
-    variance = np.maximum(distance, 0.0) ** 2 / (n * threshold * threshold)
-    least = abs(margin) * (1.0 - abs(margin))
-    reached = (distance > 0) & (variance > 0) & (variance >= least * (1.0 - slack))
-    safe = np.where(reached, variance, 1.0)
-    square = safe + margin * margin
-    flips = (n * (square * square - margin * margin) + margin * j * (square - 1.0)) / safe
-    most = np.where(reached, np.floor(np.minimum(flips, 2.0 * n) + slack), -1.0)
-    most = np.maximum.accumulate(np.minimum(most, n))
+    # V is large enough from here on: (j + nε) >= t sqrt(n |ε|(1-|ε|)); below, no d reaches t.
+    least = threshold * math.sqrt(n * abs(margin) * (1.0 - abs(margin)) * (1.0 - slack))
+    begin = max(-n, math.ceil(least - n * margin)) if least > 0 else max(-n, math.floor(-n * margin) + 1)
+    j = np.arange(begin, n + 1)
+    variance = (j + n * margin) ** 2 / (n * threshold * threshold)
+    square = variance + margin * margin
+    flips = (n * (square * square - margin * margin) + margin * j * (square - 1.0)) / variance
+    # Clipped from below by -1: none at all.
+    most = np.clip(np.floor(np.minimum(flips, n + 0.5) + slack), -1, n).astype(np.int64)
+    most = np.maximum.accumulate(most) if len(most) else most
     d = np.arange(n + 1)
-    smallest = np.searchsorted(most, d, side="left") - n  # smallest j whose most >= d; n + 1 where there is none
+    # smallest[d] is the first j whose `most` reaches d: as many j lie below it as have most < d.
+    smallest = begin + np.cumsum(np.bincount(most + 1, minlength=n + 2))[: n + 1]
     smallest = np.maximum(smallest, -d)
     smallest = smallest + (smallest + d) % 2  # b - c and b + c are both even or both odd
     return np.minimum((smallest + d) // 2, d + 1)
