@@ -184,15 +184,17 @@ def test_a_stopped_search_goes_on_with_the_next_file(write_captions, tmp_path: P
     scanned: list[str] = []
     from holdfast.data.retrieve import search as module
 
-    real = module.scan_file
+    real = module.scan_files
 
-    def breaks(connection, file, query, limit):
+    def breaks(connection, group, query, limit):
+        ((_, file),) = group
         scanned.append(file.name)
         if file.name == "2.parquet" and scanned.count("2.parquet") == 1:
             raise KeyboardInterrupt
-        yield from real(connection, file, query, limit)
+        yield from real(connection, group, query, limit)
 
-    monkeypatch.setattr(module, "scan_file", breaks)
+    monkeypatch.setattr(module, "scan_files", breaks)
+    monkeypatch.setattr(module, "_GROUP_ROWS", 5)
     query = SearchQuery(Words("fog"))
     with pytest.raises(KeyboardInterrupt):
         search(str(tmp_path / "meta"), query, tmp_path / "out", threads=1)
@@ -215,11 +217,11 @@ def test_killed_and_resumed_ends_with_the_same_manifest(write_captions, tmp_path
         "from pathlib import Path\n"
         "from holdfast.data.retrieve import search as module\n"
         "from holdfast.data.retrieve.words import Words\n"
-        "real = module.scan_file\n"
+        "real, module._GROUP_ROWS = module.scan_files, 60\n"
         "def slow(*given):\n"
         "    yield from real(*given)\n"
         "    time.sleep(float(sys.argv[3]))\n"
-        "module.scan_file = slow\n"
+        "module.scan_files = slow\n"
         "module.search(sys.argv[1], module.SearchQuery(Words('fog')), Path(sys.argv[2]), threads=1)\n"
     )
 

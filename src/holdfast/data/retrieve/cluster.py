@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.data.retrieve.metadata import MetadataFile, S3Options, connect
-from holdfast.data.retrieve.search import Progress, SearchQuery, part_path, scan_file, write_part
+from holdfast.data.retrieve.search import Progress, SearchQuery, part_path, scan_files, write_part
 from holdfast.errors import HoldfastError, UserError
 
 
@@ -28,12 +28,12 @@ def import_ray() -> Any:
 
 
 def scan_to_bytes(
-    file: MetadataFile, query: SearchQuery, limit: int, s3: S3Options | None, memory: str, spill: str
+    index: int, file: MetadataFile, query: SearchQuery, limit: int, s3: S3Options | None, memory: str, spill: str
 ) -> bytes:
     """Scan one file with one thread; the rows come back as a small Arrow file."""
     sink = io.BytesIO()
     with connect(memory, 1, Path(spill), s3, [file]) as connection:
-        batches = list(scan_file(connection, file, query, limit))
+        batches = list(scan_files(connection, [(index, file)], query, limit))
     if batches:
         pq.write_table(pa.Table.from_batches(batches), sink, compression="zstd")
     return sink.getvalue()
@@ -70,7 +70,7 @@ def scan_on_cluster(
     remote = ray.remote(num_cpus=1)(scan_to_bytes)
     # A worker's spill goes to its own temporary folder: `parts` may not exist there.
     waiting = {
-        remote.remote(file, query, limit, s3, memory, "/tmp"): index
+        remote.remote(index, file, query, limit, s3, memory, "/tmp"): index
         for index, file in enumerate(files)
         if not part_path(parts, index).exists()
     }

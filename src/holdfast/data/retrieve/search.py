@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.artifacts import fingerprint_file, fingerprint_json
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 _HASH_END = 2**64
 _PART_ROWS = 65_536
+_GROUP_ROWS = 8_000_000  # rows of one query: enough that its fixed costs vanish, few enough to lose little when stopped
 _PART = pa.schema(
     [
+        pa.field("file", pa.int32(), nullable=False),
         pa.field("row", pa.int64(), nullable=False),
         pa.field("url", pa.string()),
         pa.field("text", pa.string()),
@@ -53,7 +55,7 @@ _PART = pa.schema(
     ]
 )
 # What became of a row that the scan handed out.
-FOUND, EXCLUDED, FILTERED, NEGATIVE = 0, 1, 2, 3
+NOTHING, FOUND, EXCLUDED, FILTERED, NEGATIVE = -1, 0, 1, 2, 3
 
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -120,7 +122,7 @@ def search(
             from holdfast.data.retrieve.cluster import scan_on_cluster
 
             scan_on_cluster(cluster, files, query, limit, parts, s3, memory, progress)
-        counts = _merge(files, query, parts, folder, memory, threads)
+        counts = _merge(query, parts, folder, memory, threads)
         if counts["negatives"] >= query.ratio * counts["found"] or limit in (0, _HASH_END):
             break
         # Some of the pool falls away as filtered or repeated, hence the margin.
@@ -172,53 +174,92 @@ def _scan_here(
     total, before = sum(file.rows for file in files), 0
     connection = connect(memory, threads, parts, s3, files)
     with connection:
-        for index, file in enumerate(files):
+        for group in _groups(files, _knows_file_index(connection, files[0])):
             start = before
-            if not (path := part_path(parts, index)).exists():
-                report = None if progress is None else (lambda row, start=start: progress(start + row, total))
-                write_part(path, scan_file(connection, file, query, limit), report)
-            before += file.rows
+            before += sum(file.rows for _, file in group)
+            if not (path := part_path(parts, group[0][0])).exists():
+                starts = dict(zip((index for index, _ in group), _starts(group, start), strict=True))
+                report = (
+                    None if progress is None else lambda file, row, starts=starts: progress(starts[file] + row, total)
+                )
+                write_part(path, scan_files(connection, group, query, limit), report)
             if progress is not None:
                 progress(before, total)
 
 
+Group = list[tuple[int, MetadataFile]]  # files with their place in the list of all
+
+
+def _knows_file_index(connection: duckdb.DuckDBPyConnection, file: MetadataFile) -> bool:
+    """Whether this DuckDB can say which of several files a row is from without carrying the name (1.3 and later)."""
+    try:
+        connection.execute(f"SELECT file_index FROM read_parquet({quoted(file.location)}) LIMIT 0").fetchall()
+    except import_duckdb().Error:
+        return False
+    return True
+
+
+def _groups(files: list[MetadataFile], together: bool) -> list[Group]:
+    """Files that are scanned by one query: neighbours whose columns have the same names, or each alone."""
+    groups: list[Group] = []
+    for index, file in enumerate(files):
+        last = groups[-1] if groups else []
+        rows = sum(one.rows for _, one in last)
+        if together and last and rows + file.rows <= _GROUP_ROWS and last[0][1].columns == file.columns:
+            last.append((index, file))
+        else:
+            groups.append([(index, file)])
+    return groups
+
+
+def _starts(group: Group, first: int) -> list[int]:
+    return [first + sum(file.rows for _, file in group[:place]) for place in range(len(group))]
+
+
 def part_path(parts: Path, index: int) -> Path:
-    """Where the rows of one file wait for the others."""
+    """Where the rows of the files from ``index`` on wait for the others."""
     return parts / f"{index:06d}.parquet"
 
 
-def scan_file(
-    connection: duckdb.DuckDBPyConnection, file: MetadataFile, query: SearchQuery, limit: int
+def scan_files(
+    connection: duckdb.DuckDBPyConnection, group: Group, query: SearchQuery, limit: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file that count, in order: found, excluded, filtered, and candidates for negatives."""
-    names = check_columns(file, query)
+    """The rows of some files that count, in order: found, excluded, filtered, and candidates for negatives."""
+    names = check_columns(group[0][1], query)
+    first = group[0][0]
+    place = f"file_index + {first}" if len(group) > 1 else f"{first}"
+    locations = ", ".join(quoted(file.location) for _, file in group)
     url, text = identifier(names["url"]), identifier(names["text"])
     words = query.words
     row_hash = f"hash({text}, {int(query.seed)})"
     quick = " OR ".join(f"regexp_matches({text}, {quoted(one)})" for one in words.quick)
     small = f"{row_hash} < {limit}::UBIGINT" if limit < _HASH_END else f"{text} IS NOT NULL"
+    passes = _passes(names, query)
     excluded = f"regexp_matches({text}, {quoted(words.excluded)})" if words.excluded else "false"
+    whole, loose = (f"regexp_matches({text}, {quoted(one)})" for one in (words.whole, words.loose))
+    # The cheap test comes first: the others are then evaluated on the rows that pass it, and on no others.
     statement = (
-        f"SELECT file_row_number AS row, {url}::VARCHAR AS url, {text}::VARCHAR AS text,"
+        f"SELECT ({place})::INT AS file, file_row_number AS row, {url}::VARCHAR AS url, {text}::VARCHAR AS text,"
         f" {identifier(names['license']) if 'license' in names else 'NULL'}::VARCHAR AS license, {row_hash} AS hash,"
-        f" CASE WHEN {url} IS NULL OR {text} IS NULL THEN -1"
-        f" WHEN regexp_matches({text}, {quoted(words.whole)}) THEN"
-        f" (CASE WHEN {excluded} THEN {EXCLUDED} WHEN NOT ({_passes(names, query)}) THEN {FILTERED} ELSE {FOUND} END)"
-        f" WHEN regexp_matches({text}, {quoted(words.loose)}) OR NOT ({_passes(names, query)}) THEN -1"
-        f" WHEN {small} THEN {NEGATIVE} ELSE -1 END::TINYINT AS kind"
-        f" FROM read_parquet({quoted(file.location)}, file_row_number = true)"
+        f" CASE WHEN {url} IS NULL OR {text} IS NULL THEN {NOTHING}"
+        f" WHEN ({quick}) THEN (CASE WHEN {whole} THEN"
+        f" (CASE WHEN {excluded} THEN {EXCLUDED} WHEN {passes} THEN {FOUND} ELSE {FILTERED} END)"
+        f" WHEN {loose} OR NOT ({small}) THEN {NOTHING} WHEN {passes} THEN {NEGATIVE} ELSE {NOTHING} END)"
+        f" WHEN {passes} THEN {NEGATIVE} ELSE {NOTHING} END::TINYINT AS kind"
+        f" FROM read_parquet([{locations}], file_row_number = true)"
         f" WHERE {quick} OR {small}"
     )
     engine = import_duckdb()
     try:
         for batch in _stream(connection, statement):
-            kept = batch.filter(pa.array(np.asarray(batch.column("kind")) >= 0))
+            kept = batch.filter(pc.call_function("greater_equal", [batch.column("kind"), pa.scalar(0, pa.int8())]))
             yield pa.RecordBatch.from_arrays([kept.column(one.name).cast(one.type) for one in _PART], schema=_PART)
     except (engine.Error, pa.ArrowException) as error:
         raise UserError(
-            f"DuckDB could not read {file.name}",
+            f"DuckDB could not read {group[0][1].name}"
+            + (f" or one of the {len(group) - 1} after it" * (len(group) > 1)),
             found=str(error).splitlines()[0][:300],
-            do="check the file; what was scanned before is kept, and the same command goes on from there",
+            do="check it; what was scanned before is kept, and the same command goes on from there",
         ) from error
 
 
@@ -235,7 +276,7 @@ def _passes(names: dict[str, str], query: SearchQuery) -> str:
     return " AND ".join(tests) or "true"
 
 
-def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[int], None] | None = None) -> None:
+def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[int, int], None] | None = None) -> None:
     """Stream batches into a part; it gets its name only when it is whole."""
     temporary = path.with_suffix(".tmp")
     with pq.ParquetWriter(temporary, _PART, compression="zstd") as writer:
@@ -243,12 +284,11 @@ def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[
             if len(batch):
                 writer.write_batch(batch)
                 if report is not None:
-                    report(int(np.asarray(batch.column("row"))[-1]))
+                    report(batch.column("file")[-1].as_py(), batch.column("row")[-1].as_py())
     os.replace(temporary, path)
 
 
 def _merge(
-    files: list[MetadataFile],
     query: SearchQuery,
     parts: Path,
     folder: RetrievalFolder,
@@ -257,10 +297,7 @@ def _merge(
 ) -> dict[str, int]:
     """Put the parts together: everything found, and the negatives with the smallest hashes."""
     with connect(memory, threads, parts, None, ()) as connection:
-        connection.execute(
-            "CREATE VIEW part AS SELECT *, regexp_extract(filename, '(\\d+)\\.parquet$', 1)::INT AS file"
-            f" FROM read_parquet({quoted(str(parts / '*.parquet'))}, filename = true)"
-        )
+        connection.execute(f"CREATE VIEW part AS SELECT * FROM read_parquet({quoted(str(parts / '*.parquet'))})")
         kinds = dict(connection.execute("SELECT kind, count(*) FROM part GROUP BY kind").fetchall())
         found = kinds.get(FOUND, 0)
         urls = _single(connection, f"SELECT count(DISTINCT url) FROM part WHERE kind = {FOUND}")
