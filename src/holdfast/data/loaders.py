@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -82,6 +83,37 @@ class RoundSampler:
         )
 
 
+class Texts(Protocol):
+    """What is asked of a model's towers to make a batch."""
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """Texts -> int64 tokens [n, L]."""
+        ...
+
+    def shorten(self, tokens: Tensor) -> Tensor:
+        """The tokens without columns that change no feature."""
+        ...
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A batch whose copies and views may still be under way on the loader's stream."""
+
+    batch: Batch
+    done: Any = None  # an event of the loader's stream
+
+    def wait(self) -> Batch:
+        """The batch, safe to use on the current stream; the host does not wait."""
+        if self.done is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.done)
+            for field in fields(self.batch):
+                value = getattr(self.batch, field.name)
+                if isinstance(value, Tensor):
+                    value.record_stream(stream)
+        return self.batch
+
+
 @dataclass(frozen=True)
 class ViewSettings:
     """Which pictures are seen through random views, and how far a view may stray."""
@@ -92,13 +124,37 @@ class ViewSettings:
     flip: bool
 
 
+class Tokens:
+    """Tokens of a set's texts, made when a text is first drawn; texts that many pairs share are kept once."""
+
+    def __init__(self, texts: Sequence[str], tokenize: Callable[[Sequence[str]], Tensor]) -> None:
+        place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        self._texts, self._tokenize = list(place), tokenize
+        self._place = np.fromiter((place[text] for text in texts), dtype=np.int64, count=len(texts))
+        self._done = np.zeros(len(place), dtype=bool)
+        self._tokens: np.ndarray | None = None  # [distinct, L] int32
+
+    def __getitem__(self, positions: np.ndarray) -> Tensor:
+        rows = self._place[positions]
+        missing = np.unique(rows[~self._done[rows]])
+        if len(missing) or self._tokens is None:
+            made = self._tokenize([self._texts[row] for row in missing]).numpy()
+            if self._tokens is None:
+                self._tokens = np.zeros((len(self._texts), made.shape[1]), dtype=np.int32)
+            self._tokens[missing], self._done[missing] = made, True
+        return torch.from_numpy(self._tokens[rows].astype(np.int64))
+
+
 class BatchMaker:
-    """Turns a :class:`Draw` into this rank's :class:`Batch`: reads pixels, moves them over, makes the views there."""
+    """Turns a :class:`Draw` into this rank's :class:`Batch`: reads pixels, moves them over, makes the views there.
+
+    On a GPU this happens on a stream of its own, so that copies and views run beside the step before.
+    """
 
     def __init__(
         self,
         data: RoundData,
-        tokenize: Callable[[Sequence[str]], Tensor],
+        towers: Texts,
         mean: tuple[float, float, float],
         std: tuple[float, float, float],
         views: ViewSettings,
@@ -107,39 +163,48 @@ class BatchMaker:
     ) -> None:
         self.data, self.views, self.runtime, self.dtype = data, views, runtime, dtype
         self.mean, self.std = mean, std
-        self._target_tokens = _tokenize_once(data.target.texts, tokenize)
-        self._negative_tokens = _tokenize_once(data.negatives.texts, tokenize)
+        self._shorten = towers.shorten
+        self._target_tokens = Tokens(data.target.texts, towers.tokenize)
+        self._negative_tokens = Tokens(data.negatives.texts, towers.tokenize)
+        self._stream = torch.cuda.Stream(runtime.device) if runtime.device.type == "cuda" else None
+
+    def begin(self, draw: Draw) -> Begun:
+        """This rank's part of the step, on its way; :meth:`Begun.wait` hands it to the stream that computes."""
+        if self._stream is None:
+            return Begun(self.make(draw))
+        with torch.cuda.stream(self._stream):
+            return Begun(self.make(draw), self._stream.record_event())
 
     def make(self, draw: Draw) -> Batch:
         """This rank's part of the step."""
-        share, data, device = self.runtime.share, self.data, self.runtime.device
+        share, data, over = self.runtime.share, self.data, self._to_device
         target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
         pair_views = self._pair_views(draw)
         protected_pixels = self._to_device(data.constraint.images(protected))
         protected_view = self._protected_view(draw)
         return Batch(
             target_images=self._look(data.target.images(target), pair_views and pair_views[0]),
-            target_tokens=self._target_tokens[target].to(device, non_blocking=True),
-            target_index=torch.from_numpy(target).to(device),
+            target_tokens=over(self._shorten(self._target_tokens[target])),
+            target_index=over(torch.from_numpy(target)),
             negative_images=self._look(data.negatives.images(negatives), pair_views and pair_views[1]),
-            negative_tokens=self._negative_tokens[negatives].to(device, non_blocking=True),
-            negative_index=torch.from_numpy(negatives).to(device),
+            negative_tokens=over(self._shorten(self._negative_tokens[negatives])),
+            negative_index=over(torch.from_numpy(negatives)),
             protected_images=look(protected_pixels, self.mean, self.std, protected_view, self.dtype),
             protected_old_images=look(protected_pixels, self.mean, self.std, None, self.dtype)
             if self.views.protected == "mismatched"
             else None,
-            protected_task=torch.from_numpy(data.constraint.labels[protected]).to(device),
-            protected_index=torch.from_numpy(protected).to(device),
-            tasks=torch.from_numpy(draw.tasks).to(device),
+            protected_task=over(torch.from_numpy(data.constraint.labels[protected])),
+            protected_index=over(torch.from_numpy(protected)),
+            tasks=over(torch.from_numpy(draw.tasks)),
             target_total=len(draw.target),
             negative_total=len(draw.negatives),
             protected_total=len(draw.protected),
         )
 
-    def _to_device(self, pixels: Tensor) -> Tensor:
+    def _to_device(self, values: Tensor) -> Tensor:
         if self.runtime.device.type == "cuda":
-            pixels = pixels.pin_memory()
-        return pixels.to(self.runtime.device, non_blocking=True)
+            values = values.pin_memory()
+        return values.to(self.runtime.device, non_blocking=True)
 
     def _look(self, pixels: Tensor, view: View | None) -> Tensor:
         return look(self._to_device(pixels), self.mean, self.std, view, self.dtype)
@@ -163,23 +228,15 @@ class BatchMaker:
         return self._views(len(draw.protected), derive_seed(draw.view_seed, "protected"))
 
 
-def _tokenize_once(texts: Sequence[str], tokenize: Callable[[Sequence[str]], Tensor]) -> Tensor:
-    """Tokens of all texts [n, L]; many pairs share one prompt, which is tokenised once."""
-    distinct = list(dict.fromkeys(texts))
-    place = {text: row for row, text in enumerate(distinct)}
-    tokens = tokenize(distinct)
-    return tokens[torch.tensor([place[text] for text in texts], dtype=torch.long)]
-
-
 def batches(sampler: RoundSampler, maker: BatchMaker, start: int, stop: int, ahead: int = 2) -> Iterator[Batch]:
     """Batches of steps ``start`` … ``stop``-1, read ``ahead`` of time in a thread."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-        waiting: list[Future[Batch]] = []
+        waiting: list[Future[Begun]] = []
         for step in range(start, stop):
             while len(waiting) <= ahead and step + len(waiting) < stop:
                 waiting.append(reader.submit(_one, sampler, maker, step + len(waiting)))
-            yield waiting.pop(0).result()
+            yield waiting.pop(0).result().wait()
 
 
-def _one(sampler: RoundSampler, maker: BatchMaker, step: int) -> Batch:
-    return maker.make(sampler.draw(step))
+def _one(sampler: RoundSampler, maker: BatchMaker, step: int) -> Begun:
+    return maker.begin(sampler.draw(step))

@@ -130,5 +130,5 @@ class SetContrast(GlobalContrastive):
             return super()._log_estimate(difference, set_size, None)
         exponent = difference / self.temperature + allowed.log()  # log 0 leaves a column out
         mean = torch.logsumexp(exponent, dim=1) - allowed.sum(dim=1).log()
-        size = torch.as_tensor(set_size, dtype=mean.dtype, device=mean.device)
+        size = set_size.to(mean) if isinstance(set_size, Tensor) else mean.new_full((), set_size)
         return torch.logaddexp(-size.log().expand_as(mean), torch.log1p(-1 / size) + mean)

@@ -31,6 +31,12 @@ def similarity(left: Tensor, right: Tensor) -> Tensor:
         return full_precision(left) @ full_precision(right).T
 
 
+def _rows(tokens: Sequence[Tensor]) -> Tensor:
+    """Texts that were shortened to different lengths, one below the other: what is behind an end is never read."""
+    length = max(one.shape[1] for one in tokens)
+    return torch.cat([functional.pad(one, (0, length - one.shape[1])) for one in tokens])
+
+
 class Classifier(nn.Module):
     """s_c(x) / tau_0 over the classes of a label space.
 
@@ -62,7 +68,7 @@ class Classifier(nn.Module):
         self._single = tokenized.single
         self._rows: Tensor | None = None
         device = towers.projection.device
-        self.register_buffer("prompt_tokens", tokenized.tokens.to(device), persistent=False)
+        self.register_buffer("prompt_tokens", towers.shorten(tokenized.tokens).to(device), persistent=False)
         self.register_buffer("prompt_class", tokenized.class_of.to(device), persistent=False)
 
     @property
@@ -87,7 +93,7 @@ class Classifier(nn.Module):
 
         The same values as two calls of :meth:`text_features` and one of :meth:`class_features`.
         """
-        backbone = self.towers.text_backbone(torch.cat([captions, plain, self.prompt_tokens]))
+        backbone = self.towers.text_backbone(_rows([captions, plain, self.prompt_tokens]))
         of_captions, of_plain, of_prompts = backbone.split([len(captions), len(plain), len(self.prompt_tokens)])
         return (
             self._text_features(of_captions, head),

@@ -24,6 +24,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from holdfast.errors import HoldfastError, UserError, nearest
+from holdfast.model import fast
 from holdfast.model.parts import PartTowers
 from holdfast.model.towers import Preprocess, TwoTowers
 
@@ -90,6 +91,8 @@ class OpenClipTowers(TwoTowers):
         for parameter in self._unused():
             parameter.requires_grad_(False)
         self._cuts = _cut_is_exact(self._text, self.model)
+        self._fast_image = fast.fast_image(self.model.visual)
+        self._fast_text = self._cuts and fast.fast_text(self._text)
         self.eval()
 
     @property
@@ -134,12 +137,20 @@ class OpenClipTowers(TwoTowers):
 
     @override
     def image_features(self, images: Tensor) -> Tensor:
+        how = fast.active()
+        if how is not None and self._fast_image:
+            return fast.image_features(self.model.visual, images, how)
         return self.model.encode_image(images, normalize=False)
 
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:
+        # On a GPU the cut would make the host wait for the tokens: whoever puts them there shortens them before.
+        tokens = tokens if tokens.is_cuda else self.shorten(tokens)
+        how = fast.active()
+        if how is not None and self._fast_text:
+            return fast.text_backbone(self._text, tokens, _ends(tokens, self._text), how)
         if self._cuts:
-            return causal_backbone(self._text, _cut(tokens, self._text))
+            return causal_backbone(self._text, tokens)
         if isinstance(self.model, CLIP):
             return self.model.encode_text(tokens, normalize=False)
         features = self._text(tokens)
@@ -158,6 +169,10 @@ class OpenClipTowers(TwoTowers):
     @override
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         return self._tokenizer(list(texts))
+
+    @override
+    def shorten(self, tokens: Tensor) -> Tensor:
+        return _cut(tokens, self._text) if self._cuts else tokens
 
     @functools.cached_property
     def _tokenizer(self) -> Callable[[list[str]], Tensor]:

@@ -74,6 +74,10 @@ class TwoTowers(nn.Module, ABC):
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         """Texts -> int64 tokens [n, L]; L is the same for every call."""
 
+    def shorten(self, tokens: Tensor) -> Tensor:
+        """The tokens without columns that change no feature, [n, L] -> [n, L']; cheap on the CPU only."""
+        return tokens
+
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """JSON that :func:`holdfast.model.clip.build_towers` rebuilds the architecture from (no weights)."""

@@ -72,6 +72,7 @@ class GlobalContrastive(nn.Module):
         else:
             count = allowed.sum(dim=1).to(exponent.dtype)
             exponent = exponent.masked_fill(~allowed, -torch.inf)
-        size = torch.as_tensor(set_size, dtype=exponent.dtype, device=exponent.device)
+        # A fill, not a copy from the host: a copy would make the host wait for the step.
+        size = set_size.to(exponent) if isinstance(set_size, Tensor) else exponent.new_full((), set_size)
         mean = torch.logsumexp(exponent, dim=1) - count.log()
         return torch.logaddexp(-size.log().expand_as(mean), torch.log1p(-1 / size) + mean)

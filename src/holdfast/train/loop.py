@@ -22,6 +22,7 @@ from holdfast.errors import Interrupted, TrainingError
 from holdfast.methods.base import Method, StepOutput
 from holdfast.runtime import Runtime, any_rank, derive_seed, sum_over_ranks
 from holdfast.train import checkpoint as checkpoints
+from holdfast.train.arithmetic import arithmetic
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, set_learning_rate
 
@@ -36,6 +37,19 @@ class Progress(Protocol):
     def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
         """An evaluation came out."""
         ...
+
+
+class Stopwatch(Protocol):
+    """Is told when a part of a step is over (`holdfast bench`)."""
+
+    def lap(self, part: str) -> None:
+        """``part`` is over: loader, forward, backward, optimizer or logging."""
+        ...
+
+
+class _NoStopwatch:
+    def lap(self, part: str) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -61,14 +75,21 @@ def train(
     folder: RunFolder | None = None,
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> None:
     """Run (or resume) the steps of ``plan``; the method holds the result.
 
     With a ``folder``, metrics and checkpoints are written there, and a run that was begun in it goes on bit for bit.
     """
-    run = _Run(method, data, plan, runtime, folder, evaluate, progress)
+    run = _Run(method, data, plan, runtime, folder, evaluate, progress, stopwatch or _NoStopwatch())
     with _interruptions() as interruption:
         run.go(interruption)
+
+
+def batch_sizes(config: TrainConfig) -> BatchSizes:
+    """How much of everything a step takes."""
+    pairs = config.target_pairs
+    return BatchSizes(pairs, config.batch - pairs, config.tasks_per_step, config.images_per_task)
 
 
 class _Run:
@@ -83,20 +104,16 @@ class _Run:
         folder: RunFolder | None,
         evaluate: Evaluate | None,
         progress: Progress | None,
+        stopwatch: Stopwatch,
     ) -> None:
         config = plan.config
         self.method, self.plan, self.config, self.runtime, self.folder = method, plan, config, runtime, folder
         self.evaluate, self.progress, self.tasks = evaluate, progress, data.tasks.protected
-        sizes = BatchSizes(
-            config.target_pairs, config.batch - config.target_pairs, config.tasks_per_step, config.images_per_task
-        )
-        self.sampler = RoundSampler(data, sizes, plan.seed)
+        self.lap = stopwatch.lap
+        self.sampler = RoundSampler(data, batch_sizes(config), plan.seed)
         view = method.model.preprocess
         dtype = torch.float64 if config.precision == "float64" else torch.float32
-        self.maker = BatchMaker(data, method.model.towers.tokenize, view.mean, view.std, plan.views, runtime, dtype)
-        self.bf16 = config.precision == "bf16" or (
-            config.precision == "auto" and runtime.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        )
+        self.maker = BatchMaker(data, method.model.towers, view.mean, view.std, plan.views, runtime, dtype)
         named = [(name, one) for name, one in method.named_parameters() if one.requires_grad]
         self.parameters = [one for _, one in named]
         self.optimizer = build_optimizer(config, named, runtime.device)
@@ -119,6 +136,7 @@ class _Run:
         try:
             for step, batch in enumerate(batches(self.sampler, self.maker, start, self.config.steps), start):
                 self._begin_phase(step, start)
+                self.lap("loader")
                 output, norm, shares = self._step(step, batch)
                 done = step + 1
                 images += batch.target_total + batch.negative_total + batch.protected_total
@@ -137,6 +155,7 @@ class _Run:
                     self._checkpoint(done)
                 if stop and not last:
                     raise self._interruption(done, interruption)
+                self.lap("logging")
         finally:
             self.metrics.close()
 
@@ -144,12 +163,14 @@ class _Run:
         # The step's random numbers, too, are a function of (seed, step): nothing to save, nothing to restore.
         torch.manual_seed(derive_seed(self.plan.seed, "step", step, self.runtime.rank))
         set_learning_rate(self.optimizer, learning_rate_factor(self.config, step))
-        with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.bf16):
+        with arithmetic(self.config, self.runtime.device):
             output: StepOutput = self.module(batch)
+        self.lap("forward")
         shares: dict[str, Tensor] = {}
         if self._measures_shares(step + 1) and len(output.parts) > 1:
             shares = self._gradient_norms(output)
         self._backward(output)
+        self.lap("backward")
         norm = nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
         if self.config.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip_norm, norm)
@@ -162,6 +183,7 @@ class _Run:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.method.commit(finite)
+        self.lap("optimizer")
         return output, norm, shares
 
     def _measures_shares(self, done: int) -> bool:

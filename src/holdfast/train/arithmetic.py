@@ -1,0 +1,35 @@
+"""In which precision, and through which kernels, a step is computed: one answer for the loop and for cached losses."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+from holdfast.config import TrainConfig
+from holdfast.model.fast import Working, working
+
+
+def working_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The type that matrices are multiplied in; weights, similarities and losses are never below float32."""
+    if config.precision == "float64":
+        return torch.float64
+    if config.precision == "bf16":
+        return torch.bfloat16
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if config.precision == "auto" and has_bf16 else torch.float32
+
+
+@contextmanager
+def arithmetic(config: TrainConfig, device: torch.device) -> Generator[None]:
+    """Compute a step, or what it is compared with, the way the config says.
+
+    The old losses that a round caches are computed inside this too: a constraint compares two models, never two
+    roundings of one.
+    """
+    dtype = working_dtype(config, device)
+    fast = config.towers == "fast" or (config.towers == "auto" and device.type == "cuda")
+    how = Working(dtype, compiled=config.compile and device.type == "cuda") if fast else None
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16), working(how):
+        yield

@@ -1,0 +1,177 @@
+"""How long a step takes on this machine, and where the time goes: measured in the training loop itself."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from holdfast.config import TrainConfig
+from holdfast.data.loaders import RoundSampler
+from holdfast.data.tasks import Draw, RoundData
+from holdfast.errors import UserError
+from holdfast.methods.base import Method
+from holdfast.runtime import Runtime
+from holdfast.train.arithmetic import working_dtype
+from holdfast.train.loop import Plan, batch_sizes, train
+
+PARTS = ("loader", "forward", "backward", "optimizer", "logging")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run of the loop took. Times are of whole steps, logging and gradient shares included."""
+
+    milliseconds: float  # mean over the timed steps
+    fastest: float  # of the stretches between two logged steps
+    slowest: float
+    images_per_second: float
+    memory_gib: float  # most that was allocated at once on the GPU; 0 on a CPU
+    teraflop: float  # the model's own arithmetic a step: towers, forward and backward, texts cut to their length
+    matrix_rate: float  # TFLOP/s that this device reaches on one large matrix product
+    share: float  # of that rate
+    parts: dict[str, float]  # mean milliseconds of each part of a step
+    steps: int
+    first_step_seconds: float  # compilation and warm-up
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a results file."""
+        return asdict(self)
+
+
+class _Watch:
+    """Notes when parts of steps end: events on a GPU, so that nothing waits, the clock on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.marks: list[tuple[str, Any]] = []
+        self.counting = False
+
+    def lap(self, part: str) -> None:
+        if not self.counting:
+            return
+        mark: Any = time.perf_counter()
+        if self.cuda:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+        self.marks.append((part, mark))
+
+    def means(self, steps: int) -> dict[str, float]:
+        """Mean milliseconds of each part."""
+        total: dict[str, float] = {part: 0.0 for part in PARTS}  # noqa: C420
+        for (_, before), (part, mark) in zip(self.marks, self.marks[1:], strict=False):
+            total[part] += before.elapsed_time(mark) if self.cuda else 1000 * (mark - before)
+        return {part: value / steps for part, value in total.items()}
+
+
+class _Clock:
+    """Told of every logged step, whose values have just been read from the device: nothing is under way then."""
+
+    def __init__(self, watch: _Watch, warm_up: int) -> None:
+        self.watch, self.warm_up = watch, warm_up
+        self.times: list[tuple[int, float]] = []
+        self.began = time.perf_counter()
+        self.first = 0.0
+
+    def step(self, done: int, values: Mapping[str, float]) -> None:
+        """Note the time."""
+        now = time.perf_counter()
+        if done < self.warm_up:
+            self.first = self.first or now - self.began
+            return
+        if not self.times and self.watch.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self.times.append((done, now))
+        self.watch.counting = True
+
+    def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
+        """Nothing is evaluated."""
+
+
+def measure(
+    method: Method, data: RoundData, plan: Plan, runtime: Runtime, *, steps: int = 50, warm_up: int = 20
+) -> Figures:
+    """Run ``warm_up`` and then ``steps`` steps of the loop and time the latter."""
+    every = plan.config.log_every
+    warm_up = -(-warm_up // every) * every
+    steps = max(every, steps // every * every)
+    config = plan.config.model_copy(update={"steps": warm_up + steps, "warmup_steps": 0})
+    watch = _Watch(runtime.device)
+    clock = _Clock(watch, warm_up)
+    if watch.cuda:
+        torch.cuda.synchronize()
+    train(method, data, replace(plan, config=config), runtime, progress=clock, stopwatch=watch)
+    if len(clock.times) < 2:
+        raise UserError("too few steps to time", expected=f"at least {2 * every} (train.log_every is {every})")
+    stretches = [
+        1000 * (later - earlier) / (done - before)
+        for (before, earlier), (done, later) in zip(clock.times, clock.times[1:], strict=False)
+    ]
+    milliseconds = statistics.fmean(stretches)
+    draw = RoundSampler(data, batch_sizes(config), plan.seed).draw(0)
+    images = len(draw.target) + len(draw.negatives) + len(draw.protected)
+    work = step_flop(method, data, draw, paired=plan.views.protected == "paired")
+    rate = matrix_rate(config, runtime.device)
+    return Figures(
+        milliseconds=milliseconds,
+        fastest=min(stretches),
+        slowest=max(stretches),
+        images_per_second=1000 * images / milliseconds,
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30 if watch.cuda else 0.0,
+        teraflop=work / 1e12,
+        matrix_rate=rate,
+        share=work / 1e9 / milliseconds / rate,
+        parts=watch.means(steps),
+        steps=steps,
+        first_step_seconds=clock.first,
+    )
+
+
+def step_flop(method: Method, data: RoundData, draw: Draw, *, paired: bool) -> float:
+    """Floating-point operations of the towers in one step, as their own modules would do them.
+
+    A backward pass counts twice its forward pass. What the fast path leaves out is counted all the same, so that
+    shares can be compared between ways of computing one step.
+    """
+    model = method.model
+    towers = model.towers
+    weight = towers.projection
+    size = towers.preprocess.size
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        towers.image_features(torch.zeros(1, 3, size, size, dtype=weight.dtype, device=weight.device))
+    an_image = counter.get_total_flops()
+    texts = [data.target.texts[i] for i in draw.target] + [data.negatives.texts[i] for i in draw.negatives]
+    tokens = towers.shorten(towers.tokenize(texts))
+    length = max(tokens.shape[1], model.prompt_tokens.shape[1])
+    tokens = torch.nn.functional.pad(tokens, (0, length - tokens.shape[1]))[:1].to(weight.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        towers.text_backbone(tokens)
+    a_text = counter.get_total_flops()
+    image_passes = 3 if any(one.requires_grad for one in towers.image_parameters()) else 1
+    text_passes = 3 if any(one.requires_grad for one in towers.text_parameters()) else 1
+    images = len(draw.target) + len(draw.negatives) + len(draw.protected)
+    old = len(draw.protected) if paired else 0
+    return an_image * (image_passes * images + old) + a_text * text_passes * (len(texts) + len(model.prompt_tokens))
+
+
+def matrix_rate(config: TrainConfig, device: torch.device) -> float:
+    """TFLOP/s of one large matrix product in the working precision: the best of a few."""
+    dtype = working_dtype(config, device)
+    n = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(3):
+            torch.mm(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - began) / 3)
+    return 2 * n**3 / best / 1e12

@@ -1,0 +1,120 @@
+"""Rounds of a given shape, made up: random pictures in a packed file, captions of random words, random weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from holdfast.config import HoldfastConfig, TrainConfig
+from holdfast.data.loaders import ViewSettings
+from holdfast.data.store import PackedPixels
+from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.methods.base import Method
+from holdfast.methods.holdfast import Holdfast
+from holdfast.model.classifier import Classifier
+from holdfast.model.clip import load_towers
+from holdfast.runtime import Runtime
+from holdfast.train.arithmetic import arithmetic
+from holdfast.train.loop import Plan
+
+_WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step is made of."""
+
+    architecture: str
+    protected: int  # m
+    batch: int  # target pairs and negatives
+    tasks_per_step: int | None
+    images_per_task: int
+    prompt: str
+    class_temperature: float
+    target_pairs: int = 4096
+    images: int = 2048  # pictures in the file; rows are used again
+    constraint_per_task: int = 8
+
+
+SHAPES = {
+    "bdd100k": Shape("ViT-B-16", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
+    "places365": Shape("ViT-B-16", 364, 64, 240, 2, "the scene is a {}", 0.01),
+    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512),
+}
+
+
+def write_pictures(path: Path, count: int, size: int, seed: int = 0) -> PackedPixels:
+    """A file of random pictures, laid out as a packed store lays out its own."""
+    random = np.random.default_rng(seed)
+    with path.open("wb") as file:
+        for start in range(0, count, 256):
+            file.write(random.bytes(3 * size * size * min(256, count - start)))
+    return PackedPixels(path, count, size)
+
+
+def captions(count: int, seed: int = 0) -> tuple[str, ...]:
+    """Captions of 4 to 28 words, 11 on average: with the two end tokens most fill 16 columns, the longest 30."""
+    random = np.random.default_rng(seed)
+    lengths = np.clip(random.lognormal(2.3, 0.45, count), 4, 28).astype(int)
+    return tuple(" ".join(random.choice(_WORDS, length)) for length in lengths)
+
+
+def made_up_round(shape: Shape, pixels: PackedPixels, seed: int = 0) -> RoundData:
+    """A round of a shape over the pictures of a file."""
+    random = np.random.default_rng(seed)
+    names = [f"{_WORDS[k % len(_WORDS)]} {k}" for k in range(shape.protected + 1)]
+
+    def rows(count: int) -> np.ndarray:
+        return random.integers(0, len(pixels), count)
+
+    def pairs(count: int, texts: tuple[str, ...]) -> PairSet:
+        return PairSet(pixels, rows(count), tuple(texts[i % len(texts)] for i in range(count)), ("",) * count)
+
+    labels = np.repeat(np.arange(shape.protected), shape.constraint_per_task)
+    constraint = LabelledSet(pixels, rows(len(labels)), labels, tuple(str(i) for i in range(len(labels))))
+    texts = captions(min(shape.target_pairs, 4096), seed)
+    return RoundData(
+        tasks=TaskSpec(names[-1], tuple(names[:-1]), tuple((shape.prompt.format(name),) for name in names)),
+        target=pairs(shape.target_pairs, texts),
+        negatives=pairs(10 * min(shape.target_pairs, 4096), texts),
+        constraint=constraint,
+        dev=constraint,
+        open_test=lambda: constraint,
+        open_sealed=lambda: constraint,
+    )
+
+
+def train_config(shape: Shape, **changes: object) -> TrainConfig:
+    """[train] of a shape."""
+    return TrainConfig.model_validate(
+        {
+            "batch": shape.batch,
+            "tasks_per_step": shape.tasks_per_step,
+            "images_per_task": shape.images_per_task,
+            **changes,
+        }
+    )
+
+
+def made_up_run(
+    shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool
+) -> tuple[Method, Plan]:
+    """The method over random weights, ready to be measured."""
+    method_config = HoldfastConfig(views="paired" if paired else "clean")
+    towers = load_towers(shape.architecture, None, seed=0)
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+    old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
+    new = old.copy()
+    new.begin_round(32, 0)
+    old.requires_grad_(False)
+    if config.checkpoint_activations:
+        new.towers.checkpoint_activations()
+    method = Holdfast(new, method_config, config.steps)
+    with arithmetic(config, runtime.device):
+        method.prepare(old, data)
+    method.to(runtime.device)
+    views = ViewSettings(config.augment, method_config.views, config.crop_scale, config.flip)
+    return method, Plan(config, views, 0, "made up", evaluate_every=config.steps)

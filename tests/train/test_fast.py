@@ -1,0 +1,98 @@
+"""Every fast path against the plain one: value and gradient in float64, a stated tolerance in bf16."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.model import fast
+from holdfast.model.clip import TINY, OpenClipTowers, load_towers
+from holdfast.model.towers import Preprocess
+
+EXACT = fast.Working(torch.float64)
+
+
+def towers(**changes: Any) -> OpenClipTowers:
+    """Tiny towers in float64, with biases and gains that are not 0 and 1."""
+    config = copy.deepcopy(TINY)
+    config["vision_cfg"] |= changes.pop("vision_cfg", {})
+    config |= changes
+    torch.manual_seed(3)
+    built = OpenClipTowers("tiny", config, Preprocess(32, (0.5,) * 3, (0.25,) * 3)).double()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return built
+
+
+def images(count: int = 5) -> Tensor:
+    return torch.randn(count, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+TEXTS = ["a", "a photo of a rather foggy street in the early morning", "the weather is clear", "tunnel"]
+
+
+def value_and_gradient(model: OpenClipTowers, how: fast.Working | None, what: str) -> dict[str, Tensor]:
+    model.zero_grad()
+    with fast.working(how):
+        found = model.image_features(images()) if what == "image" else model.text_backbone(model.tokenize(TEXTS))
+    weight = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).view_as(found)
+    (weight * found + found.square()).sum().backward()
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return {"value": found.detach(), **gradients}
+
+
+@pytest.mark.parametrize("what", ["image", "text"])
+@pytest.mark.parametrize("changes", [{}, {"quick_gelu": True}, {"vision_cfg": {"no_ln_pre": True}}], ids=str)
+def test_value_and_gradient_are_those_of_the_modules(what: str, changes: dict[str, Any]) -> None:
+    model = towers(**changes)
+    plain, quick = value_and_gradient(model, None, what), value_and_gradient(model, EXACT, what)
+    assert plain.keys() == quick.keys()
+    assert len(plain) > 20
+    for name, value in plain.items():
+        torch.testing.assert_close(quick[name], value, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_recomputed_activations_change_nothing() -> None:
+    model = towers()
+    plain = value_and_gradient(model, EXACT, "image")
+    model.checkpoint_activations()
+    for name, value in value_and_gradient(model, EXACT, "image").items():
+        assert torch.equal(plain[name], value), name
+
+
+def test_towers_that_are_built_otherwise_keep_their_modules() -> None:
+    averaged = towers(vision_cfg={"pool_type": "avg"})
+    plain = averaged.image_features(images())
+    with fast.working(EXACT):
+        assert torch.equal(averaged.image_features(images()), plain)
+
+
+def test_bf16_stays_within_two_percent_of_float32() -> None:
+    model = load_towers("tiny", None, seed=0)
+    pictures, tokens = images(16).float(), model.tokenize(TEXTS)
+    with torch.no_grad(), fast.working(fast.Working(torch.bfloat16)):
+        rough = model.image_features(pictures), model.text_backbone(tokens)
+    with torch.no_grad():
+        exact = model.image_features(pictures), model.text_backbone(tokens)
+    for one, other in zip(rough, exact, strict=True):
+        assert one.dtype == torch.float32  # the last projection and all similarities stay float32
+        assert (one - other).norm() / other.norm() < 0.02
+        assert not torch.equal(one, other)
+
+
+def test_texts_shortened_to_different_lengths_have_the_features_they_have_alone() -> None:
+    from holdfast.model.classifier import Classifier
+
+    model = Classifier(towers(), ["a", "b"], [["a photo of a"], ["b"]], 0.05)
+    tokens = model.towers.tokenize(TEXTS)
+    short, long = model.towers.shorten(tokens[:1]), model.towers.shorten(tokens[1:])
+    assert short.shape[1] < long.shape[1] < tokens.shape[1] + 1
+    of_captions, of_plain, classes = model.text_features_together(short, 0, long)
+    torch.testing.assert_close(of_captions, model.text_features(tokens[:1], 0), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(of_plain, model.text_features(tokens[1:]), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(classes, model.class_features(), rtol=1e-12, atol=1e-13)
