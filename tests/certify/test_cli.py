@@ -75,9 +75,7 @@ def test_margin_of_one_task_target_and_claims(shell: Shell, tmp_path: Path) -> N
     for claim, word in (("each", "Hommel"), ("bounds", "Bonferroni"), ("devsafety", "worst change")):
         assert shell(*arguments, "--claim", claim, "--target", "foggy") in (0, 4)
         assert word in shell.json["claim_tested"]
-    assert (
-        shell(*arguments, "--pool", "rare=snowy,foggy", "--margin", "rare=0.05") == 2
-    )
+    assert shell(*arguments, "--pool", "rare=snowy,foggy", "--margin", "rare=0.05") == 2
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--pool", "rare=snowy,foggy", "--json") == 0
     assert shell.json["tasks"][1]["members"] == ["snowy", "foggy"]
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--tasks", "clear", "--json") == 0

@@ -19,8 +19,8 @@ from holdfast.certify.planner import (
 
 # The chance that all tasks pass, which the advice aims at.
 ADVICE_POWER = 0.8
-# Above this many images the advice is the formula's: the exact search moves it by less than 2 % there.
-EXACT_ADVICE = 20_000
+# Above this many images the advice is the formula's: the exact search moves it by about 2 % there.
+EXACT_ADVICE = 5_000
 
 
 def report(
