@@ -17,11 +17,15 @@ MAX_BUCKET = 512  # codes of one bucket that are compared; more are alike by the
 
 @dataclass(frozen=True)
 class Pairs:
-    """Near codes: row of the query, row of the index, distance. ``passed_over`` counts comparisons not made."""
+    """Near codes: row of the query, row of the index, distance, and the version of the query that was that near.
+
+    ``passed_over`` counts comparisons that were not made because a bucket was too full.
+    """
 
     query: np.ndarray  # [p] int64
     index: np.ndarray  # [p] int64
     distance: np.ndarray  # [p] uint8
+    version: np.ndarray  # [p] int64
     passed_over: int = 0
 
 
@@ -38,7 +42,7 @@ class HammingIndex:
     def near(self, queries: np.ndarray, distance: int) -> Pairs:
         """Pairs within ``distance``. ``queries`` is [m, v]: v versions of each of m codes; the nearest one counts."""
         count, versions = queries.shape
-        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        found: list[tuple[np.ndarray, ...]] = []
         passed_over = 0
         for choice in self._choices:
             table = _Table(self.codes, choice)
@@ -48,7 +52,8 @@ class HammingIndex:
                 for rows, members in table.meet(part):
                     apart = np.bitwise_count(part[rows] ^ self.codes[members])
                     near = apart <= distance
-                    found.append((first + rows[near] // versions, members[near], apart[near]))
+                    row, version = np.divmod(rows[near], versions)
+                    found.append((first + row, members[near], apart[near], version))
             passed_over += table.passed_over
         return _nearest_of_each(found, passed_over)
 
@@ -104,13 +109,13 @@ def _keys(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     return keys
 
 
-def _nearest_of_each(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]], passed_over: int) -> Pairs:
+def _nearest_of_each(found: list[tuple[np.ndarray, ...]], passed_over: int) -> Pairs:
     """Each pair once, with its least distance."""
-    if not found:
-        return Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8), passed_over)
-    query, index, distance = (np.concatenate([part[place] for part in found]) for place in range(3))
-    order = np.lexsort((distance, index, query))
-    query, index, distance = query[order], index[order], distance[order]
+    empty = np.zeros(0, np.int64)
+    columns = [np.concatenate([empty, *(part[place] for part in found)]) for place in range(4)]
+    query, index, distance, version = columns
+    order = np.lexsort((version, distance, index, query))
+    query, index, distance, version = query[order], index[order], distance[order], version[order]
     first = np.ones(len(query), dtype=bool)
     first[1:] = (query[1:] != query[:-1]) | (index[1:] != index[:-1])
-    return Pairs(query[first], index[first], distance[first], passed_over)
+    return Pairs(query[first], index[first], distance[first].astype(np.uint8), version[first], passed_over)

@@ -18,11 +18,12 @@ from PIL import Image
 from holdfast.data.catalogue import Catalogue, Problem, in_order
 from holdfast.data.hamming import HammingIndex
 from holdfast.data.images import BadImage
-from holdfast.data.signatures import Signatures, correlation, make_signatures, variant_hashes
+from holdfast.data.signatures import Signatures, coarse_correlation, correlation, make_signatures, variant_hashes
 from holdfast.errors import FaultError
 
 DISTANCE = 8  # of 63 bits; measured on real photographs in benchmarks/leaks.py, as is the next
 CORRELATION = 0.92
+COARSE_SLACK = 0.02  # the correlation of low frequencies may be this much below that of whole thumbnails
 FEATURE_SIMILARITY = 0.97
 
 Features = Callable[[Sequence[Image.Image]], np.ndarray]  # pictures -> [n, d]
@@ -138,9 +139,12 @@ def _cut_from(
     index = HammingIndex(cut.hashes[columns], tables=tables)
     queries = np.concatenate([variant_hashes(whole.thumbs[rows[s : s + 4096]]) for s in range(0, len(rows), 4096)])
     found = index.near(queries, distance)
-    i, j, bits = rows[found.query], columns[found.index], found.distance
+    i, j, bits, version = rows[found.query], columns[found.index], found.distance, found.version
     if same:
-        i, j, bits = i[i != j], j[i != j], bits[i != j]
+        i, j, bits, version = (one[rows[found.query] != columns[found.index]] for one in (i, j, bits, version))
+    # Most candidates fall here, at a small part of the cost of the full correlation.
+    likely = _coarse(whole, cut, i, j, version) >= least - COARSE_SLACK
+    i, j, bits = i[likely], j[likely], bits[likely]
     result: list[tuple[int, int, float, int, bool]] = []
     for start in range(0, len(i), 65536):
         part = slice(start, start + 65536)
@@ -149,6 +153,12 @@ def _cut_from(
         columns_of = (i[part][good], j[part][good], values[good], bits[part][good], mirrored[good])
         result.extend(zip(*(column.tolist() for column in columns_of), strict=True))
     return result
+
+
+def _coarse(whole: Signatures, cut: Signatures, i: np.ndarray, j: np.ndarray, version: np.ndarray) -> np.ndarray:
+    parts = [slice(start, start + 65536) for start in range(0, len(i), 65536)]
+    values = [coarse_correlation(whole.thumbs[i[part]], cut.thumbs[j[part]], version[part]) for part in parts]
+    return np.concatenate([np.zeros(0, np.float32), *values])
 
 
 def similar_features(a: np.ndarray, b: np.ndarray | None = None, *, least: float = FEATURE_SIMILARITY) -> list[Match]:

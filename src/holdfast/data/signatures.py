@@ -22,6 +22,7 @@ SMALL = 24  # px; pictures whose shorter side is smaller are compared byte for b
 
 # Shares cut off at the start and the end of an axis. Whatever is cut off a side, up to 5 %, one of them is near.
 CUTS = ((0.0, 0.0), (0.05, 0.0), (0.0, 0.05), (0.05, 0.05))
+WAYS = tuple(product(CUTS, CUTS))  # of cutting rows and columns; version 2k is way k, version 2k + 1 its mirror image
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def make_signatures(thumbs: np.ndarray, *, small: np.ndarray | None = None) -> S
     for start in range(0, len(thumbs), 8192):
         part = thumbs[start : start + 8192]
         deviation[start : start + 8192] = part.std(axis=(1, 2), dtype=np.float32)
-        hashes[start : start + 8192] = _hash(part, CUTS[0], CUTS[0])[0]
+        hashes[start : start + 8192] = _signs(_frequencies(part, *WAYS[0]))
     usable = deviation >= FLAT
     return Signatures(thumbs, hashes, usable if small is None else usable & ~small)
 
@@ -66,8 +67,27 @@ def perceptual_hashes(images: Iterable[Image.Image]) -> np.ndarray:
 
 def variant_hashes(thumbs: np.ndarray) -> np.ndarray:
     """Hashes of a picture as it is, with edges cut off, and each of these mirrored: [n, 32] uint64."""
-    parts = [hashes for rows, columns in product(CUTS, CUTS) for hashes in _hash(thumbs, rows, columns)]
+    parts: list[np.ndarray] = []
+    for rows, columns in WAYS:
+        frequencies = _frequencies(thumbs, rows, columns)
+        parts += [_signs(frequencies), _signs(_mirrored(frequencies))]
     return np.stack(parts, axis=1)
+
+
+def coarse_correlation(whole: np.ndarray, cut: np.ndarray, versions: np.ndarray) -> np.ndarray:
+    """Correlation of the lowest frequencies alone, ``whole`` in the given version: cheap, and never far too low."""
+    result = np.empty(len(whole), dtype=np.float32)
+    for version in np.unique(versions):
+        here = np.flatnonzero(versions == version)
+        frequencies = _frequencies(whole[here], *WAYS[version // 2])
+        first = _unit(_mirrored(frequencies) if version % 2 else frequencies)
+        result[here] = np.einsum("nd,nd->n", first, _unit(_frequencies(cut[here], *WAYS[0])))
+    return result
+
+
+def _unit(frequencies: np.ndarray) -> np.ndarray:
+    values = frequencies.reshape(len(frequencies), -1)[:, 1:]
+    return values / (np.linalg.norm(values, axis=1, keepdims=True) + 1e-6)
 
 
 def correlation(whole: np.ndarray, cut: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,16 +138,19 @@ def _cosines() -> np.ndarray:
     return np.cos(np.pi * frequency * (place + 0.5) / SIDE).astype(np.float32)
 
 
-def _hash(thumbs: np.ndarray, rows: tuple[float, float], columns: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the thumbnails after these cuts, and of their mirror images."""
+def _frequencies(thumbs: np.ndarray, rows: tuple[float, float], columns: tuple[float, float]) -> np.ndarray:
+    """[n, 8, 8]: the lowest frequencies of the thumbnails after these cuts."""
     left, right = _cosines() @ _resampling(*rows), _cosines() @ _resampling(*columns)
-    values = left @ thumbs.astype(np.float32) @ right.T  # [n, 8, 8]
-    mirrored = values.copy()
+    return left @ thumbs.astype(np.float32) @ right.T
+
+
+def _mirrored(frequencies: np.ndarray) -> np.ndarray:
+    mirrored = frequencies.copy()
     mirrored[:, :, 1::2] *= -1
-    return _signs(values), _signs(mirrored)
+    return mirrored
 
 
-def _signs(values: np.ndarray) -> np.ndarray:
-    bits = values.reshape(len(values), -1) > 0
+def _signs(frequencies: np.ndarray) -> np.ndarray:
+    bits = frequencies.reshape(len(frequencies), -1) > 0
     bits[:, 0] = False  # the constant: brightness, the same sign for all
     return np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
