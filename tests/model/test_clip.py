@@ -43,8 +43,9 @@ def test_cutting_tokens_is_exact(variant: Callable[..., OpenClipTowers], pool: s
     torch.testing.assert_close(cut, whole, rtol=0, atol=1e-12)
 
 
-def test_text_that_sees_its_padding_is_not_cut(variant: Callable[..., OpenClipTowers]) -> None:
-    towers = variant(text={"no_causal_mask": True, "pool_type": "last"}, custom_text=True).double()
+@pytest.mark.parametrize("pool", ["last", "argmax"])
+def test_text_that_sees_its_padding_is_not_cut(variant: Callable[..., OpenClipTowers], pool: str) -> None:
+    towers = variant(text={"no_causal_mask": True, "pool_type": pool}, custom_text=True).double()
     tokens = towers.tokenize(TEXTS[:2])
     reference = open_clip.model.CustomTextCLIP(
         **{k: v for k, v in towers.config.items() if k != "custom_text"}

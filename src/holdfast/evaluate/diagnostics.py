@@ -104,11 +104,10 @@ def _gradient(loss: LossParts, parameters: Sequence[Tensor]) -> tuple[float, Ten
     total = torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
     pieces = total.split([parameter.numel() for parameter in parameters])
     for part in loss():
-        found: Sequence[Tensor | None] = torch.autograd.grad(part, list(parameters), allow_unused=True)
+        found = torch.autograd.grad(part, list(parameters), allow_unused=True, materialize_grads=True)
         value += float(part.detach())
         for piece, gradient in zip(pieces, found, strict=True):
-            if gradient is not None:
-                piece.add_(gradient.detach().flatten())
+            piece.add_(gradient.detach().flatten())
     return value, total
 
 
