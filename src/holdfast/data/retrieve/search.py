@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.artifacts import fingerprint_file, fingerprint_json
@@ -239,6 +238,7 @@ def scan_files(
     whole, loose = (f"regexp_matches({text}, {quoted(one)})" for one in (words.whole, words.loose))
     # The cheap test comes first: the others are then evaluated on the rows that pass it, and on no others.
     statement = (
+        "SELECT *, kind >= 0 AS wanted FROM ("
         f"SELECT ({place})::INT AS file, file_row_number AS row, {url}::VARCHAR AS url, {text}::VARCHAR AS text,"
         f" {identifier(names['license']) if 'license' in names else 'NULL'}::VARCHAR AS license, {row_hash} AS hash,"
         f" CASE WHEN {url} IS NULL OR {text} IS NULL THEN {NOTHING}"
@@ -247,12 +247,12 @@ def scan_files(
         f" WHEN {loose} OR NOT ({small}) THEN {NOTHING} WHEN {passes} THEN {NEGATIVE} ELSE {NOTHING} END)"
         f" WHEN {passes} THEN {NEGATIVE} ELSE {NOTHING} END::TINYINT AS kind"
         f" FROM read_parquet([{locations}], file_row_number = true)"
-        f" WHERE {quick} OR {small}"
+        f" WHERE {quick} OR {small})"
     )
     engine = import_duckdb()
     try:
         for batch in _stream(connection, statement):
-            kept = batch.filter(pc.call_function("greater_equal", [batch.column("kind"), pa.scalar(0, pa.int8())]))
+            kept = batch.filter(batch.column("wanted"))
             yield pa.RecordBatch.from_arrays([kept.column(one.name).cast(one.type) for one in _PART], schema=_PART)
     except (engine.Error, pa.ArrowException) as error:
         raise UserError(
