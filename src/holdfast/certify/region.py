@@ -31,7 +31,7 @@ TIE = 1e-8
 LEFT_OUT = 2e-12
 # Elements of one block of the vectorised sum: small enough for the processor's cache.
 BLOCK = 1 << 15
-SMALL_BLOCK = 1 << 14
+SMALL_BLOCK = 1 << 15
 SMALLEST = 1e-300
 
 
@@ -124,7 +124,7 @@ class Region:
         while begin < len(flip):
             # Rows of a block share the width of their widest window: take neighbours that differ little, unless
             # the whole is so small that the number of blocks is what costs.
-            widest = int(width.max()) if few else int(1.25 * width[begin]) + 8
+            widest = int(width.max()) if few else int(1.5 * width[begin]) + 8
             end = min(len(flip), begin + max(1, BLOCK // widest))
             too_wide = np.flatnonzero(width[begin:end] > widest)
             if len(too_wide):
