@@ -152,7 +152,8 @@ async def _fetch_all(store: ShardStore, limits: FetchLimits, progress: Progress 
                 shard = row.index // store.size
                 waiting[shard] -= 1
                 if waiting[shard] == 0:
-                    store.close(shard)
+                    # Writing a shard takes a while; the other downloads go on meanwhile.
+                    await asyncio.get_running_loop().run_in_executor(pool, store.close, shard)
                 state["settled"] += 1
                 state["images"] += outcome.status == "ok"
                 if progress is not None:

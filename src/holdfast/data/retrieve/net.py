@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ Lookup = Callable[[str, int, int], Sequence[tuple[int, str]]]  # host, port, fam
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _LONGEST_URL = 4096
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Refused(Exception):  # noqa: N818 - a refusal is a result, kept in the table of outcomes
@@ -55,7 +57,7 @@ def is_public(address: str) -> bool:
 def checked_url(text: str, base: str | None = None, *, allow_private: bool = False) -> URL:
     """A URL that may be asked for, or :class:`Refused`. ``base`` is the page that redirected here."""
     joined = urljoin(base, text.strip()) if base else text.strip()
-    if len(joined) > _LONGEST_URL or any(ord(char) < 32 or ord(char) == 127 for char in joined):
+    if len(joined) > _LONGEST_URL or _CONTROL.search(joined):
         raise Refused("bad-url")
     try:
         url = URL(joined)

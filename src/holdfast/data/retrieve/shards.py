@@ -12,7 +12,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ class Record:
     width: int | None = None
     height: int | None = None
     source_format: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields; ``dataclasses.asdict`` copies each of them, which costs as much as the download."""
+        return dict(vars(self))
 
     def again(self, attempts: int) -> bool:
         """Whether another run should try it."""
@@ -147,7 +151,7 @@ class ShardStore:
             with self._blob(shard).open("ab") as file:
                 offset, length = file.tell(), len(picture.jpeg)
                 file.write(picture.jpeg)
-        line = {"record": asdict(record), "offset": offset, "length": length}
+        line = {"record": record.as_dict(), "offset": offset, "length": length}
         with self._journal(shard).open("ab") as file:
             file.write(canonical_json(line).encode() + b"\n")
 
@@ -176,7 +180,7 @@ class ShardStore:
                 raise ValueError(f"the journal of shard {shard} does not match its pictures")
         members = [(record, pictures[record.key]) for record in ordered if record.status == "ok"]
         write_atomic(self.tar(shard), lambda path: write_tar(path, members))
-        write_text(self.table(shard), "".join(canonical_json(asdict(record)) + "\n" for record in ordered))
+        write_text(self.table(shard), "".join(canonical_json(record.as_dict()) + "\n" for record in ordered))
         self._journal(shard).unlink(missing_ok=True)
         blob.unlink(missing_ok=True)
 
@@ -194,7 +198,7 @@ def write_tar(path: Path, members: list[tuple[Record, bytes]]) -> None:
     """A WebDataset shard: ``key.jpg``, ``key.txt``, ``key.json``; the same members give the same bytes."""
     with tarfile.open(path, "w:", format=tarfile.USTAR_FORMAT) as tar:
         for record, jpeg in members:
-            about = {name: value for name, value in asdict(record).items() if name not in ("text", "attempts")}
+            about = {name: value for name, value in record.as_dict().items() if name not in ("text", "attempts")}
             for ending, content in (
                 ("jpg", jpeg),
                 ("txt", record.text.encode()),
