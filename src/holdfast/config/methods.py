@@ -37,6 +37,10 @@ class HoldfastConfig(ContrastConfig):
     """kappa: ask for h_k + kappa · 1.645 · sd / sqrt(n_k) <= 0 in place of h_k <= 0."""
     reserve: Fraction = 0.0
     """Ask each protected task to improve by this share of its old loss: h_k <= -reserve · L_k(w_old)."""
+    dual_rate: NonNegativeFloat = 0.0
+    """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
+    replay: NonNegativeFloat = 0.0
+    """Weight of the cross-entropy over all classes, target and protected images with equal weight a class."""
 
 
 class FinetuneConfig(ContrastConfig):

@@ -14,6 +14,7 @@ from holdfast.data.tasks import Batch, LabelledSet, RoundData
 from holdfast.data.views import look
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.objective.estimators import commit_all
+from holdfast.runtime import sum_over_ranks, world_size
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Phase:
 class Method(nn.Module):
     """Base of all methods. Subclasses set up their state in :meth:`prepare` and write one :meth:`forward`."""
 
-    uses_heads: ClassVar[bool] = False  # whether the model gets task-dependent heads
+    uses_heads: bool = False  # whether the model gets task-dependent heads
     linear: ClassVar[bool] = False  # whether it classifies with a linear head, initialised from the prompts
     needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
 
@@ -121,6 +122,15 @@ def class_logits(features: Tensor, classes: Tensor, class_temperature: float) ->
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """l(w, x, y), one value an example: [n]."""
     return F.cross_entropy(logits, labels, reduction="none")
+
+
+def balanced_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the classes in the step (on all ranks) of their mean cross-entropy; this rank's share, for DDP."""
+    losses = cross_entropy(logits, labels)
+    zeros = losses.new_zeros(logits.shape[1])
+    count = sum_over_ranks(zeros.index_add(0, labels, torch.ones_like(losses)))
+    per_class = zeros.index_add(0, labels, losses) / count.clamp(min=1)
+    return world_size() * per_class.sum() / (count > 0).sum()
 
 
 def soft_error(logits: Tensor, labels: Tensor) -> Tensor:

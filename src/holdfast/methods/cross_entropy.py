@@ -6,7 +6,7 @@ import torch
 
 from holdfast.config.methods import CrossEntropyConfig
 from holdfast.data.tasks import Batch
-from holdfast.methods.base import Method, StepOutput, class_logits, cross_entropy
+from holdfast.methods.base import Method, StepOutput, balanced_cross_entropy, class_logits
 from holdfast.model.classifier import Classifier
 from holdfast.runtime import sum_over_ranks, world_size
 
@@ -24,11 +24,6 @@ class CrossEntropy(Method):
         """One loss over the images of target and protected classes."""
         labels = torch.cat([torch.full_like(batch.target_index, len(self.model.classes) - 1), batch.protected_task])
         features = self.model.image_features(torch.cat([batch.target_images, batch.protected_images]))
-        losses = cross_entropy(
-            class_logits(features, self.model.class_features(), self.model.class_temperature), labels
-        )
-        zeros = losses.new_zeros(len(self.model.classes))
-        count = sum_over_ranks(zeros.index_add(0, labels, torch.ones_like(losses)))
-        per_class = zeros.index_add(0, labels, losses) / count.clamp(min=1)
-        loss = per_class.sum() / (count > 0).sum()
-        return StepOutput({"target": world_size() * loss}, {"objective": sum_over_ranks(loss)})
+        logits = class_logits(features, self.model.class_features(), self.model.class_temperature)
+        loss = balanced_cross_entropy(logits, labels)
+        return StepOutput({"target": loss}, {"objective": sum_over_ranks(loss) / world_size()})

@@ -7,7 +7,16 @@ from torch import Tensor
 
 from holdfast.config import HoldfastConfig
 from holdfast.data.tasks import Batch, RoundData
-from holdfast.methods.base import LOSSES, Method, StepOutput, class_logits, clean_logits, encode
+from holdfast.methods.base import (
+    LOSSES,
+    Encoded,
+    Method,
+    StepOutput,
+    balanced_cross_entropy,
+    class_logits,
+    clean_logits,
+    encode,
+)
 from holdfast.methods.finetune import TargetContrast
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
@@ -43,6 +52,7 @@ class Holdfast(Method):
             slack=config.slack,
             task_sizes=sizes,
             ask=config.reserve * means,
+            dual_rate=config.dual_rate,
             commit="later",
         )
         self.register_buffer("old_losses", clean if config.views == "clean" else clean[:0])
@@ -54,10 +64,21 @@ class Holdfast(Method):
         logits = class_logits(features.protected_images, features.classes, self.model.class_temperature)
         new = self.loss(logits, batch.protected_task)
         retention = self.retention(new, self._old_losses(batch), batch.protected_task)
+        parts = {"target": contrast.surrogate, "retention": retention.penalty}
+        if self.config.replay:
+            parts["replay"] = self.config.replay * self._replay(features, logits, batch)
         return StepOutput(
-            {"target": contrast.surrogate, "retention": retention.penalty},
+            parts,
             {"objective": contrast.objective},
             {"h": retention.h, "u": retention.u, "weight": retention.weight},
+        )
+
+    def _replay(self, features: Encoded, protected_logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over classes of the mean cross-entropy, so that classes are told apart and not only held in place."""
+        target_logits = class_logits(features.target_images, features.classes, self.model.class_temperature)
+        target = torch.full_like(batch.target_index, len(self.model.classes) - 1)
+        return balanced_cross_entropy(
+            torch.cat([target_logits, protected_logits]), torch.cat([target, batch.protected_task])
         )
 
     @torch.no_grad()

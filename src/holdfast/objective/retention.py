@@ -45,8 +45,11 @@ class RetentionPenalty(Deferred):
     sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``). It vanishes
     at w_old, so w_old stays feasible.
 
-    ``ask`` [m] (0 in the paper) asks for more than retention: h_k + ask_k <= 0, that is, an improvement of ask_k. Training
-    that only keeps its sample's losses where they were loses a little on new images; a small reserve makes up for it.
+    ``ask`` [m] (0 in the paper) asks for more than retention: h_k + ask_k <= 0, an improvement of ask_k. Training that
+    only keeps its sample's losses where they were loses a little on new images; a small reserve makes up for it.
+
+    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight, which moves by dual_rate · u_k (with ask
+    and slack) a step, never below 0: a constraint that keeps being violated by little gets its weight all the same.
 
     ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
     :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.
@@ -55,6 +58,7 @@ class RetentionPenalty(Deferred):
     steps: Tensor
     sizes: Tensor
     ask: Tensor
+    multiplier: Tensor
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class RetentionPenalty(Deferred):
         slack: float = 0.0,
         task_sizes: Tensor | None = None,
         ask: Tensor | None = None,
+        dual_rate: float = 0.0,
         commit: Literal["now", "later"] = "now",
     ) -> None:
         super().__init__()
@@ -81,6 +86,9 @@ class RetentionPenalty(Deferred):
         self.u = MovingAverage(num_tasks, gamma)
         self.second_moment = MovingAverage(num_tasks, gamma) if slack else None
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.dual_rate = dual_rate
+        self.register_buffer("multiplier", torch.zeros(num_tasks))
+        self._next_multiplier: Tensor | None = None
         self.register_buffer("ask", torch.zeros(num_tasks) if ask is None else ask.float())
         self.register_buffer("sizes", torch.ones(num_tasks) if task_sizes is None else task_sizes.float())
 
@@ -111,12 +119,19 @@ class RetentionPenalty(Deferred):
             constraint = constraint + factor * spread
             # grad sd = (grad E[d²] - 2 u grad E[d]) / (2 sd)
             differentiable = local + factor / (2 * spread.clamp(min=1e-6)) * (local_square - 2 * u * local)
-        weight = torch.where(present, self.beta_now() * constraint.clamp(min=0), 0)
+        multiplier = self.multiplier
+        if self.dual_rate:
+            moved_by = torch.where(present, self.dual_rate * constraint, 0)
+            multiplier = self._next_multiplier = (self.multiplier + moved_by).clamp(min=0)
+        weight = torch.where(present, multiplier + self.beta_now() * constraint.clamp(min=0), 0)
         penalty = world_size() * (weight * differentiable).sum() / present.sum().clamp(min=1)
         if self.commit_when == "now" and self.training:
             commit_all(self, torch.isfinite(penalty.detach()))
         return Retention(penalty, torch.where(present, h, torch.nan), u, weight)
 
     def commit(self, finite: Tensor) -> None:
-        """Count the step; the averages commit themselves."""
+        """Count the step and move the multipliers; the averages commit themselves."""
         self.steps += finite
+        if self._next_multiplier is not None:
+            self.multiplier = torch.where(finite, self._next_multiplier, self.multiplier)
+            self._next_multiplier = None
