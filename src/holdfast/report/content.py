@@ -1,0 +1,287 @@
+"""What a run folder says, read once and put in the form that the page is made of. No model, no torch.
+
+Of sealed images nothing is read unless the run's own record, or the ledger, says that their set is retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.artifacts import RunFolder, read_json, read_jsonl, read_predictions
+from holdfast.certify.ledger import Ledger, default_ledger
+from holdfast.certify.sealed import read_sealed_plan
+from holdfast.errors import HoldfastError, UserError
+from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.report.evidence import Evidence, dev_evidence, sealed_evidence
+
+Shown = Literal["sealed", "dev"]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Both models on the same images, row by row."""
+
+    role: Shown
+    ids: np.ndarray  # [n]
+    label: np.ndarray  # [n]
+    old: np.ndarray  # [n] predicted class
+    new: np.ndarray  # [n]
+    old_score: np.ndarray  # [n]
+    new_score: np.ndarray  # [n]
+
+    @property
+    def lost(self) -> np.ndarray:
+        """Rows that were right and are wrong now."""
+        return np.flatnonzero((self.old == self.label) & (self.new != self.label))
+
+    @property
+    def gained(self) -> np.ndarray:
+        """Rows that were wrong and are right now."""
+        return np.flatnonzero((self.old != self.label) & (self.new == self.label))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that could have been shipped, and what became of it."""
+
+    name: str
+    step: int
+    walked: float
+    dev: Comparison
+    outcome: str  # shipped, passed, failed, not tested, set aside
+
+
+@dataclass(frozen=True)
+class Series:
+    """A per-task quantity over training: values [t, m], averaged over stretches of steps."""
+
+    steps: np.ndarray
+    tasks: list[str]
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """Everything a page about a run shows."""
+
+    folder: RunFolder
+    config: Mapping[str, Any]
+    state: Mapping[str, Any]
+    result: Mapping[str, Any]
+    told: Mapping[str, Any] | None  # what may be told of the sealed images
+    retired: bool  # whether the sealed set may be shown in full
+    ledger: Sequence[Mapping[str, Any]]
+    evidence: Evidence
+    dev: Comparison
+    dev_name: str  # the candidate that the dev figures are about
+    test: Comparison | None
+    candidates: Sequence[Candidate]
+    looks: Sequence[tuple[int, float, float]]  # step, worst change, target gain
+    series: Mapping[str, Series]  # h, u, weight
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def target(self) -> str:
+        """The class that was to improve."""
+        return str(self.result["target"])
+
+    @property
+    def protected(self) -> list[str]:
+        """The classes that must not get worse."""
+        return [str(one) for one in self.result["protected"]]
+
+    @property
+    def kept_old(self) -> bool:
+        """Whether the old model is handed back."""
+        return bool(self.result["kept_old"]) and self.verdict != "certified"
+
+    @property
+    def verdict(self) -> str | None:
+        """certified, undecided, or None where no look was made."""
+        told = self.told
+        return str(told["verdict"]) if told is not None else self.result["verdict"]
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """The accepted loss of every protected task."""
+        return margins_of(self.config, self.protected)
+
+    @property
+    def confidence(self) -> float:
+        """1 - δ."""
+        return float(self.config.get("certify", {}).get("confidence", 0.95))
+
+    @property
+    def target_claimed(self) -> bool:
+        """Whether a gain of the target is part of the claim."""
+        return bool(self.config.get("certify", {}).get("target_gain", True))
+
+    @cached_property
+    def pairs(self) -> list[Paired]:
+        """Predictions that may be shown image by image: of a retired sealed set, and of dev images."""
+        found: list[Paired] = []
+        if self.retired:
+            found += _pair(self.folder, "old", "new", "sealed")
+        found += _pair(self.folder, "old", self.dev_name, "dev")
+        return found
+
+
+def margins_of(config: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, float]:
+    """The accepted loss of every task as the round's file says it."""
+    margin = config.get("certify", {}).get("margin", 0.02)
+    if isinstance(margin, Mapping):
+        return {task: float(margin.get(task, 0.0)) for task in tasks}
+    return dict.fromkeys(tasks, float(margin))
+
+
+def read_run(path: Path) -> RunContent:
+    """Read a finished run."""
+    folder = RunFolder.open(path)
+    if not folder.result.exists():
+        raise UserError(
+            f"the run {path} is not finished",
+            expected="a run with result.json",
+            do=f"go on with: holdfast develop --resume {path}",
+        )
+    config, state, result = read_json(folder.config), read_json(folder.state), read_json(folder.result)
+    target, protected = str(result["target"]), [str(one) for one in result["protected"]]
+    told, retired, entries, notes = _sealed(folder, config, result)
+    metrics = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
+    candidates = [_candidate(one, target, result, told) for one in result["candidates"]]
+    shipped = next((one for one in candidates if one.name == result["chosen"]), None)
+    shown = shipped or max(candidates, key=lambda one: one.dev.target_gain)
+    margins = margins_of(config, protected)
+    confidence = float(config.get("certify", {}).get("confidence", 0.95))
+    if told is not None and retired and "devsafety" in told:
+        evidence = sealed_evidence(told, _changes(_pair(folder, "old", "new", "sealed")))
+    else:
+        evidence = dev_evidence(shown.dev, margins, confidence, target)
+    return RunContent(
+        folder=folder,
+        config=config,
+        state=state,
+        result=result,
+        told=told,
+        retired=retired,
+        ledger=entries,
+        evidence=evidence,
+        dev=shown.dev,
+        dev_name=shown.name,
+        test=_comparison(result["test"], target) if result.get("test") else None,
+        candidates=candidates,
+        looks=[
+            (int(one["step"]), float(one["evaluation"]["dev_safety"]), float(one["evaluation"]["target_gain"]))
+            for one in metrics
+            if "evaluation" in one
+        ],
+        series={name: found for name in ("h", "u", "weight") if (found := _series(metrics, name)) is not None},
+        notes=notes,
+    )
+
+
+def _comparison(told: Mapping[str, Any], target: str) -> Comparison:
+    tasks: dict[str, TaskChange] = {}
+    for name, one in told["tasks"].items():
+        n = int(one["examples"])
+        right = (round(one["old_accuracy"] * n), round(one["new_accuracy"] * n))
+        tasks[name] = TaskChange(n, *right, int(one["gained"]), int(one["lost"]), one["old_loss"], one["new_loss"])
+    return Comparison(target, tasks)
+
+
+def _candidate(
+    one: Mapping[str, Any], target: str, result: Mapping[str, Any], told: Mapping[str, Any] | None
+) -> Candidate:
+    step = int(str(one["step"]).removeprefix("step-"))
+    outcome = _outcome(str(one["name"]), list(result["order"]), result["chosen"], told)
+    return Candidate(str(one["name"]), step, float(one["lambda"]), _comparison(one["dev"], target), outcome)
+
+
+def _outcome(name: str, order: list[str], chosen: str | None, told: Mapping[str, Any] | None) -> str:
+    """What the fixed sequence says of a candidate. More than this (which one ships) never leaves a look."""
+    if told is None or name not in order:
+        return "shipped" if name == chosen else "set aside"
+    place = order.index(name)
+    last = order.index(chosen) if chosen in order else -1
+    if place == last:
+        return "shipped"
+    if place < last:
+        return "passed"
+    return "did not pass" if place == last + 1 else "not tested"
+
+
+def _sealed(
+    folder: RunFolder, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, bool, Sequence[Mapping[str, Any]], list[str]]:
+    """What may be told of the sealed images, whether their set is retired, and its record in the ledger."""
+    told: Mapping[str, Any] | None = result.get("certificate")
+    entries: Sequence[Mapping[str, Any]] = []
+    if folder.certificate.exists():  # also of a look that was made after the round
+        certificate = read_json(folder.certificate)
+        told = certificate["report"]
+        entries = (certificate.get("ledger") or {}).get("entries", [])
+    retired = bool(told and told.get("sealed", {}).get("retired"))
+    if not folder.roles.exists() or (retired and entries):
+        return told, retired, entries, []
+    # The ledger may know of looks that this run does not: at the same images, by another round.
+    chosen = config.get("certify", {}).get("ledger")
+    ledger = Ledger(Path(chosen) if chosen else default_ledger())
+    try:
+        fingerprint = read_sealed_plan(folder).fingerprint
+        standing = ledger.standing(fingerprint)
+        entries = entries or ledger.entries(fingerprint)
+    except HoldfastError as error:
+        return told, retired, entries, [error.message]
+    return told, retired or bool(standing and standing.retired), entries, []
+
+
+def _pair(folder: RunFolder, old: str, new: str, role: Shown) -> list[Paired]:
+    """The two tables of a role side by side; nothing where they are not there or do not fit."""
+    paths = folder.predictions(old, role), folder.predictions(new, role)
+    if not all(path.exists() for path in paths):
+        return []
+    before, after = (_sorted(read_predictions(path)) for path in paths)
+    ids = before["example_id"].to_numpy()
+    if len(before) != len(after) or (ids != after["example_id"].to_numpy()).any():
+        return []
+    label = before["label"].to_numpy()
+    columns = [table[name].to_numpy() for name in ("prediction", "score") for table in (before, after)]
+    return [Paired(role, ids, label, columns[0], columns[1], columns[2], columns[3])]
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    return table.sort_by("example_id")
+
+
+def _changes(pairs: Sequence[Paired]) -> dict[str, tuple[float, float]]:
+    """Accuracy of the old and the new model by task."""
+    result: dict[str, tuple[float, float]] = {}
+    for one in pairs:
+        for name in np.unique(one.label.astype(str)):
+            here = one.label == name
+            result[str(name)] = (float((one.old[here] == name).mean()), float((one.new[here] == name).mean()))
+    return result
+
+
+def _series(metrics: Sequence[Mapping[str, Any]], name: str, pieces: int = 120) -> Series | None:
+    """A per-task quantity over time. A task that a step did not visit has no value there and takes no part."""
+    logged = [one for one in metrics if isinstance(one.get(name), dict)]
+    if not logged:
+        return None
+    tasks = list(logged[0][name])
+    values = np.array(
+        [[np.nan if (value := one[name].get(task)) is None else value for task in tasks] for one in logged],
+        dtype=np.float64,
+    )
+    steps = np.array([one["step"] for one in logged], dtype=np.float64)
+    groups = np.array_split(np.arange(len(steps)), min(pieces, len(steps)))
+    counts = np.array([np.isfinite(values[group]).sum(axis=0) for group in groups])
+    sums = np.array([np.nansum(values[group], axis=0) for group in groups])
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return Series(np.array([steps[group].mean() for group in groups]), tasks, means)

@@ -1,0 +1,102 @@
+"""Images that flipped: lost ones first, with both predictions and scores. Only dev images and those of retired sets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.report.content import Paired, RunContent
+from holdfast.report.markup import Markup, count, percent, tag
+from holdfast.report.pictures import Pictures, Place
+
+MOST = 90  # pictures of each kind that are put on the page; the tables count all of them
+NAMES = {"sealed": "sealed, retired", "dev": "dev"}
+
+
+def gallery(content: RunContent) -> Markup:
+    """Lost and gained images."""
+    if not content.pairs:
+        return Markup("")
+    pictures = Pictures(content.folder.roles, Path(str(content.state.get("root", "."))))
+    parts: list[Markup] = []
+    for kind, title, empty in (
+        ("lost", "Lost: right before, wrong now", "No image was lost."),
+        ("gained", "Gained: wrong before, right now", "No image was gained."),
+    ):
+        chosen, total = _choose(content.pairs, kind)
+        parts.append(tag("h3", title, " ", tag("small", count(total, "image"))))
+        if not chosen:
+            parts.append(tag("p", empty, class_="note"))
+            continue
+        if total > len(chosen):
+            parts.append(
+                tag("p", f"{len(chosen)} of them are shown, from every class in turn, surest first.", class_="note")
+            )
+        parts.append(_cards(chosen, kind, pictures))
+    find = tag(
+        "p",
+        tag("input", type="search", placeholder="Find a class or file", aria_label="Find a class or file",
+            data_filter="gallery", autocomplete="off"),
+        tag("output", "", data_count="gallery"),
+        class_="find js-only",
+    )  # fmt: skip
+    note = "Dev images, and sealed ones only because their set is retired." if content.retired else "Dev images."
+    return tag("div", tag("p", note, class_="note"), find, *parts, id="gallery")
+
+
+def _choose(pairs: list[Paired], kind: str) -> tuple[list[tuple[Paired, int]], int]:
+    """At most MOST images, from each class in turn so that a large class hides no small one; the surest first."""
+    by_class: dict[str, list[tuple[float, Paired, int]]] = defaultdict(list)
+    total = 0
+    for pair in pairs:
+        rows: np.ndarray = getattr(pair, kind)
+        total += len(rows)
+        for row in rows:
+            by_class[str(pair.label[row])].append((float(pair.new_score[row]), pair, int(row)))
+    queues = [sorted(found, key=lambda one: -one[0]) for _, found in sorted(by_class.items())]
+    chosen: list[tuple[Paired, int]] = []
+    for turn in range(max((len(queue) for queue in queues), default=0)):
+        chosen += [queue[turn][1:] for queue in queues if turn < len(queue)]
+    chosen = chosen[:MOST]
+    return sorted(chosen, key=lambda one: (str(one[0].label[one[1]]), -float(one[0].new_score[one[1]]))), total
+
+
+def _cards(chosen: list[tuple[Paired, int]], kind: str, pictures: Pictures) -> Markup:
+    places = pictures.places(str(pair.ids[row]) for pair, row in chosen)
+    cards = [_card(pair, row, kind, pictures, places.get(str(pair.ids[row]))) for pair, row in chosen]
+    return tag("ul", *cards, class_="gallery")
+
+
+def _card(pair: Paired, row: int, kind: str, pictures: Pictures, place: Place | None) -> Markup:
+    identity, label = str(pair.ids[row]), str(pair.label[row])
+    found = pictures.thumbnail(identity, place) if place is not None else None
+    name = place.locator if place is not None else identity[:12]
+    if found is None:
+        picture = tag("div", "the source of this picture is gone, or the file changed", class_="gone")
+    else:
+        tiny = "tiny" if found.tiny else None
+        picture = tag("img", src=found.address, alt=f"{label}: {name}", class_=tiny, loading="lazy", decoding="async")
+    file = name.replace("\\", "/").rpartition("/")[2]
+    return tag(
+        "li",
+        picture,
+        tag("b", label),
+        _said("old", str(pair.old[row]), float(pair.old_score[row]), kind == "lost"),
+        _said("new", str(pair.new[row]), float(pair.new_score[row]), kind == "gained"),
+        tag("small", f"{file} · {NAMES[pair.role]}", title=name),
+        data_find=f"{label} {pair.old[row]} {pair.new[row]} {name}",
+        class_=kind,
+    )
+
+
+def _said(which: str, prediction: str, score: float, right: bool) -> Markup:
+    mark = "✓" if right else "✗"
+    return tag(
+        "span",
+        tag("i", which),
+        tag("em", f"{mark} {prediction}", class_="right" if right else "wrong"),
+        tag("small", percent(score, 0)),
+        class_="said",
+    )
