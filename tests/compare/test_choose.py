@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compare.choose import Spread, best_seed, cells, choose, read_records
+from holdfast.compare.choose import Spread, best_seed, cells, choose, read_records, scores_by_place
 from holdfast.compare.grid import Job
 from holdfast.compare.records import JobFolder, JobRecord, read_comparison
 from tests.compare.fabricated import comparison, finish, jobs_of, make_study
@@ -53,7 +53,7 @@ def test_test_figures_make_the_cells_and_dev_figures_do_not(tmp_path: Path) -> N
         good = dict(job.setting)["method.alpha"] == 1.0
         finish(job, 0 if good else -5, 20, test=comparison(-2 if job.seed else 1, 10 + job.seed) if good else None)
     (choice,) = choose(jobs, read_records(jobs))
-    cell = cells([choice])["rm", "all"]
+    cell = cells([choice], scores_by_place([choice]))["rm", "all"]
     assert (cell.seeds, cell.retention_ratio) == (2, 0.5)
     assert cell.dev_safety.mean == pytest.approx((1 - 2) / 2 / 50)
     assert cell.target_accuracy.mean == pytest.approx((20 + 21) / 2 / 50)

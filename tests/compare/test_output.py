@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from holdfast.compare import figures
-from holdfast.compare.choose import choose, read_records
+from holdfast.compare.choose import cells, choose, read_records, scores_by_place
 from holdfast.compare.output import jobs_csv, tables, write_outputs
 from holdfast.compare.tables import Table, task_table
 from tests.compare.fabricated import comparison, finish, jobs_of, make_study
@@ -28,9 +28,8 @@ def finished(tmp_path: Path) -> tuple[Path, dict[str, Table], list[Path]]:
     records = read_records(jobs)
     choices = choose(jobs, records)
     files = write_outputs(study, jobs, records, choices, tmp_path, figures=True)
-    from holdfast.compare.choose import cells
-
-    return tmp_path, tables(study, choices, cells(choices)), files
+    scores = scores_by_place(choices)
+    return tmp_path, tables(study, scores, cells(choices, scores)), files
 
 
 def test_the_main_table_has_the_papers_layout(finished: tuple[Path, dict[str, Table], list[Path]]) -> None:

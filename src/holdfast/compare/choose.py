@@ -117,15 +117,16 @@ def scored(choice: Choice) -> list[Comparison]:
     return [read_comparison(folder.test) for folder in folders if folder.test.exists()]
 
 
-def on_dev(choice: Choice) -> list[Comparison]:
-    """Dev figures of the choice's seeds."""
-    return [read_comparison(JobFolder(job.folder).dev) for job in choice.jobs]
+def scores_by_place(choices: Iterable[Choice]) -> dict[tuple[str, str], list[Comparison]]:
+    """Test figures by row and column, of the choices that were scored."""
+    found = {(choice.row, choice.column): scored(choice) for choice in choices}
+    return {place: compared for place, compared in found.items() if compared}
 
 
-def cells(choices: Iterable[Choice]) -> dict[tuple[str, str], Cell]:
+def cells(choices: Iterable[Choice], scores: dict[tuple[str, str], list[Comparison]]) -> dict[tuple[str, str], Cell]:
     """The tables' cells, from test figures."""
-    found = {(choice.row, choice.column): (choice, scored(choice)) for choice in choices}
-    return {place: Cell.of(choice, compared) for place, (choice, compared) in found.items() if compared}
+    by_place = {(choice.row, choice.column): choice for choice in choices}
+    return {place: Cell.of(by_place[place], compared) for place, compared in scores.items()}
 
 
 def best_seed(choice: Choice) -> Job:

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.artifacts import write_json, write_text
-from holdfast.compare.choose import Cell, Choice, cells, scored
+from holdfast.compare.choose import Cell, Choice, cells, scores_by_place
 from holdfast.compare.grid import Job, Study
 from holdfast.compare.records import Curve, JobFolder, JobRecord
 from holdfast.compare.tables import WRITERS, Table, main_table, settings_table, task_table
+from holdfast.evaluate.metrics import Comparison
+
+Scores = dict[tuple[str, str], list[Comparison]]  # by row and column, one a seed
 
 
 def write_outputs(
@@ -20,15 +23,16 @@ def write_outputs(
 ) -> list[Path]:
     """``jobs.csv`` always; tables once test was scored; figures where they are wanted."""
     files = [_write(out / "jobs.csv", jobs_csv(jobs, records))]
-    found = cells(choices)
+    scores = scores_by_place(choices)
+    found = cells(choices, scores)
     write_json(
         out / "chosen.json", [_chosen_json(choice, found.get((choice.row, choice.column))) for choice in choices]
     )
     files.append(out / "chosen.json")
-    for name, table in tables(study, choices, found).items():
+    for name, table in tables(study, scores, found).items():
         files += [_write(out / "tables" / f"{name}.{kind}", write(table)) for kind, write in WRITERS.items()]
     if figures and found:
-        files += _figures(study, choices, found, out / "figures")
+        files += _figures(study, choices, scores, found, out / "figures")
     return files
 
 
@@ -93,7 +97,7 @@ def _columns(study: Study) -> list[str]:
     return [label for label, _, _ in study.config.columns]
 
 
-def tables(study: Study, choices: list[Choice], found: dict[tuple[str, str], Cell]) -> dict[str, Table]:
+def tables(study: Study, scores: Scores, found: dict[tuple[str, str], Cell]) -> dict[str, Table]:
     """The main table, the chosen settings, and one table of tasks a column; none before test was scored."""
     if not found:
         return {}
@@ -104,15 +108,16 @@ def tables(study: Study, choices: list[Choice], found: dict[tuple[str, str], Cel
         "settings": settings_table(f"{title}: chosen settings", rows, columns, found),
     }
     for column in columns:
-        scores = {choice.row: scored(choice) for choice in choices if choice.column == column}
-        scores = {row: compared for row, compared in scores.items() if compared}
-        if scores:
+        here = {row: scores[row, column] for row in rows if (row, column) in scores}
+        if here:
             name = f"tasks-{column}" if len(columns) > 1 else "tasks"
-            result[name] = task_table(f"{title}: change of every task, {column}", scores)
+            result[name] = task_table(f"{title}: change of every task, {column}", here)
     return result
 
 
-def _figures(study: Study, choices: list[Choice], found: dict[tuple[str, str], Cell], folder: Path) -> list[Path]:
+def _figures(
+    study: Study, choices: list[Choice], scores: Scores, found: dict[tuple[str, str], Cell], folder: Path
+) -> list[Path]:
     from holdfast.compare import figures as draw  # matplotlib takes a while
 
     rows, columns = _rows(study), _columns(study)
@@ -124,8 +129,7 @@ def _figures(study: Study, choices: list[Choice], found: dict[tuple[str, str], C
     if runs:
         files.append(draw.save(draw.curves(runs, study.config.epoch), folder / "curves.png"))
         files.append(draw.save(draw.trajectory(runs), folder / "trajectory.png"))
-    compared = {choice.row: scored(choice) for choice in here}
-    compared = {row: scores for row, scores in compared.items() if scores}
+    compared = {row: scores[row, last] for row in rows if (row, last) in scores}
     if compared:
         files.append(draw.save(draw.per_task(compared), folder / "tasks.png"))
     logged = {choice.row: list(JobFolder(choice.jobs[0].folder).logged("weight")) for choice in here}
