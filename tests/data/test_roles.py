@@ -56,6 +56,8 @@ def test_counts_are_exact_and_mix_with_fractions() -> None:
     for counts in count_roles(assign(table(rows), "ab", config)).values():
         assert (counts["base"], counts["dev"], counts["sealed"]) == (300, 200, 690)
         assert abs(counts["test"] - 155) < 45
+    # Who is picked depends on the pictures and not on the order in which they are found.
+    assert by_id(assign(table(rows[::-1]), "ab", config)) == by_id(assign(table(rows), "ab", config))
     with pytest.raises(UserError, match=r"too few images[\s\S]*1190"):
         assign(table(rows[:2000]), "ab", config)
 

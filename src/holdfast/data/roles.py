@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,7 @@ ROLES = pa.schema(
 
 # Where copies of one picture lie in several splits, the strictest use wins: a test picture is never trained on.
 _STRICTEST = (Role.TEST, Role.SEALED, Role.DEV, Role.CONSTRAINT, Role.BASE, None)
+_CODES = {role: code for code, role in enumerate(Role)}
 _DRAWN = (Role.BASE, Role.DEV, Role.SEALED, Role.TEST)
 
 
@@ -48,15 +50,20 @@ class Assigned:
 
     def where(self, *roles: Role, label: str | None = None) -> np.ndarray:
         """Positions with one of the roles, and of one class where it is given."""
-        wanted = set(roles)
-        return np.array(
-            [
-                position
-                for position, (role, name) in enumerate(zip(self.roles, self.classes, strict=True))
-                if role in wanted and (label is None or name == label)
-            ],
-            dtype=np.int64,
-        )
+        chosen = np.isin(self._role_codes, [_CODES[role] for role in roles])
+        if label is not None:
+            codes, names = self._class_codes
+            chosen &= codes == names.get(label, -1)
+        return np.flatnonzero(chosen)
+
+    @cached_property
+    def _role_codes(self) -> np.ndarray:
+        return np.array([_CODES[role] for role in self.roles], dtype=np.int8)
+
+    @cached_property
+    def _class_codes(self) -> tuple[np.ndarray, dict[str, int]]:
+        names = {name: code for code, name in enumerate(dict.fromkeys(self.classes))}
+        return np.array([names[name] for name in self.classes], dtype=np.int64), names
 
     def without(self, ids: Collection[str]) -> Assigned:
         """The same less the training examples with these ids."""
