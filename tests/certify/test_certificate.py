@@ -145,6 +145,13 @@ def test_sequence_of_candidates(tmp_path: Path) -> None:
     assert outcome.told["tasks"][0]["lost"] == 5
 
 
+def test_no_candidates_spend_no_look(tmp_path: Path) -> None:
+    ledger, sealed = Ledger(tmp_path), plan(GOOD)
+    with pytest.raises(UndecidedError, match="no candidate"):
+        certify_candidates(sealed, ledger, [], lambda: pytest.fail("predicted"), lambda _: pytest.fail("predicted"))
+    assert ledger.standing(sealed.fingerprint) is None
+
+
 def test_too_few_images_are_said_before_a_look_is_spent(tmp_path: Path) -> None:
     ledger, sealed = Ledger(tmp_path), plan({"clear": (500, 5, 3), "snowy": (4, 4, 0)})
     with pytest.raises(UndecidedError, match="no outcome could certify snowy") as error:
@@ -185,6 +192,7 @@ def run_folder(root: Path, spec: Spec, looks: int = 1, margin: object = 0.02) ->
     """A run as `develop` leaves it, as far as certify needs it."""
     run = RunFolder.create(root)
     write_json(run.state, {"status": "done", "parent": "sha256:old", "data": "sha256:data"})
+    write_json(run.result, {"kept_old": False, "reason": "it lost nothing on dev images"})
     certify = {"margin": margin, "confidence": 0.95, "looks": looks, "target_gain": True, "walk_back": [0.5, 1.0]}
     write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify})
     table = [{"example_id": row["example_id"], "class": row["task"], "role": "sealed"} for row in rows(spec)]

@@ -250,6 +250,17 @@ def test_bad_input_spends_no_look(shell: Shell, tmp_path: Path, predicts, argume
     assert not calls
 
 
+def test_runs_without_a_new_model_spend_no_look(shell: Shell, tmp_path: Path, predicts) -> None:
+    run, calls = run_folder(tmp_path / "run", FULL), predicts(FULL)
+    run.result.write_text('{"kept_old": true, "reason": "nothing was safe"}')
+    assert shell("certify", run.root, "--ledger", tmp_path / "ledger") == 4
+    assert "nothing to certify" in shell.err
+    run.result.unlink()
+    assert shell("certify", run.root, "--ledger", tmp_path / "ledger") == 2
+    assert not calls
+    assert not (tmp_path / "ledger").exists()
+
+
 def test_too_few_sealed_images_spend_no_look(shell: Shell, tmp_path: Path, predicts) -> None:
     few = {**FULL, "snowy": (3, 0, 0)}
     run, calls = run_folder(tmp_path / "run", few), predicts(few)

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from benchmarks import validity
 
+from benchmarks import validity
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.paired import p_value
 from holdfast.errors import HoldfastError

@@ -168,6 +168,8 @@ def certify_candidates(
     The look is on record before ``predict_old`` and ``predict`` are called, and ``predict`` is called no further than
     the sequence goes. Ship the last that passes; None means keep the old model.
     """
+    if not candidates:
+        raise UndecidedError("there is no candidate to test", do="no look was spent; the old model is kept")
     check_possible(plan)
     made: dict[str, pa.Table] = {}
     with ledger.look(
