@@ -19,6 +19,7 @@ from holdfast.cli import data as _data
 from holdfast.cli import develop as _develop
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
+from holdfast.cli import report as _report
 from holdfast.cli.retrieve import retrieve_app
 from holdfast.errors import Exit, HoldfastError
 
@@ -53,6 +54,7 @@ app.command("certify")(_certify.certify)
 app.command("plan")(_certify.plan)
 app.command("verify")(_certify.verify)
 app.command("compare")(_compare.compare)
+app.command("report")(_report.report)
 app.add_typer(retrieve_app, name="retrieve")
 
 

@@ -1,4 +1,4 @@
-"""A plot area: scales, ticks, axes and the elements that are drawn in it, as inline SVG without a single style attribute.
+"""A plot area: scales, ticks, axes and what is drawn in it, as inline SVG without a single style attribute.
 
 Colours come from classes, so that light, dark and print are the style sheet's business. Every mark carries its figures
 in ``data-tip`` and in a ``<title>``: the first for the script, the second for browsers without one.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.report.markup import Markup, tag
 
 WIDTH, HEIGHT = 400, 260
-LEFT, RIGHT, TOP, BOTTOM = 48, 14, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,7 @@ def band(xs: Sequence[float], lows: Sequence[float], highs: Sequence[float], plo
 
 def dot(x: float, y: float, class_: str, tip: str, radius: float = 4.0, opacity: float | None = None) -> Markup:
     """A mark at pixels."""
-    return tag(
-        "circle", tag("title", tip), class_=class_, cx=x, cy=y, r=radius, fill_opacity=opacity, data_tip=tip
-    )
+    return tag("circle", tag("title", tip), class_=class_, cx=x, cy=y, r=radius, fill_opacity=opacity, data_tip=tip)
 
 
 def diamond(x: float, y: float, class_: str, tip: str, size: float = 5.5) -> Markup:

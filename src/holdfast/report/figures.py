@@ -18,7 +18,7 @@ FOREST_WIDTH, FOREST_HEIGHT = 150, 20
 def forest_scale(rows: Sequence[TaskRow]) -> tuple[float, float]:
     """One interval for the bars of all rows. A bound far below everything seen does not squeeze what was seen."""
     low = min(min(row.difference, -row.margin) for row in rows)
-    high = max(max(row.difference for row in rows), 0.0)
+    high = max(0.0, *(row.difference for row in rows))
     reach = max(high, -low, 0.01)
     return max(min(row.bound for row in rows), low - 1.2 * reach) - 0.02 * reach, high + 0.12 * reach
 
@@ -62,7 +62,7 @@ def overview(evidence: Evidence) -> Markup:
     """Every task's change, from worst to best: for many tasks one picture instead of many rows."""
     rows = sorted(evidence.rows, key=lambda one: one.difference)
     values = [row.difference * 100 for row in rows]
-    lows = [max(row.bound * 100, min(values) * 1.5 - 2) for row in rows]
+    lows = [row.bound * 100 for row in rows]
     plot = Plot.of(
         (-0.5, len(rows) - 0.5 if len(rows) > 1 else 1.0),
         bounds([*values, *lows]),
@@ -78,7 +78,8 @@ def overview(evidence: Evidence) -> Markup:
         if row.is_target:
             marks.append(diamond(x, y, "mark target", f"target {tip}", 6))
         else:
-            marks.append(dot(x, y, "mark " + ("drop" if row.difference < 0 else "keep"), tip, small))
+            kind = ("drop" if row.difference < 0 else "keep") + (" fine" if len(rows) > 100 else "")
+            marks.append(dot(x, y, f"mark {kind}", tip, small))
     return plot.draw(*marks)
 
 
@@ -158,7 +159,7 @@ def confusion(pair: Paired, which: str, classes: Sequence[str]) -> Markup:
     for row in range(size):
         for column in range(size):
             number = int(table[row, column])
-            if not number and row != column:
+            if not number and (row != column or not table[row].any()):
                 continue
             tip = f"{classes[row]} taken for {classes[column]}: {number}"
             kind = "right" if row == column else "wrong"

@@ -25,14 +25,18 @@ def gallery(content: RunContent) -> Markup:
         ("lost", "Lost: right before, wrong now", "No image was lost."),
         ("gained", "Gained: wrong before, right now", "No image was gained."),
     ):
-        chosen, total = _choose(content.pairs, kind)
+        chosen, total = _choose(content.pairs, kind, [row.task for row in content.evidence.rows])
         parts.append(tag("h3", title, " ", tag("small", count(total, "image"))))
         if not chosen:
             parts.append(tag("p", empty, class_="note"))
             continue
         if total > len(chosen):
             parts.append(
-                tag("p", f"{len(chosen)} of them are shown, from every class in turn, surest first.", class_="note")
+                tag(
+                    "p",
+                    f"{len(chosen)} of them are shown: of the worst classes first, from each in turn.",
+                    class_="note",
+                )
             )
         parts.append(_cards(chosen, kind, pictures))
     find = tag(
@@ -46,8 +50,8 @@ def gallery(content: RunContent) -> Markup:
     return tag("div", tag("p", note, class_="note"), find, *parts, id="gallery")
 
 
-def _choose(pairs: list[Paired], kind: str) -> tuple[list[tuple[Paired, int]], int]:
-    """At most MOST images, from each class in turn so that a large class hides no small one; the surest first."""
+def _choose(pairs: list[Paired], kind: str, order: list[str]) -> tuple[list[tuple[Paired, int]], int]:
+    """At most MOST images, of the worst classes first and from each in turn, so that none hides another."""
     by_class: dict[str, list[tuple[float, Paired, int]]] = defaultdict(list)
     total = 0
     for pair in pairs:
@@ -55,12 +59,15 @@ def _choose(pairs: list[Paired], kind: str) -> tuple[list[tuple[Paired, int]], i
         total += len(rows)
         for row in rows:
             by_class[str(pair.label[row])].append((float(pair.new_score[row]), pair, int(row)))
-    queues = [sorted(found, key=lambda one: -one[0]) for _, found in sorted(by_class.items())]
+    place = {task: number for number, task in enumerate(order)}
+    ranked = sorted(by_class, key=lambda name: (place.get(name, len(place)), name))
+    queues = [sorted(by_class[name], key=lambda one: -one[0]) for name in ranked]
     chosen: list[tuple[Paired, int]] = []
     for turn in range(max((len(queue) for queue in queues), default=0)):
         chosen += [queue[turn][1:] for queue in queues if turn < len(queue)]
     chosen = chosen[:MOST]
-    return sorted(chosen, key=lambda one: (str(one[0].label[one[1]]), -float(one[0].new_score[one[1]]))), total
+    rank = {name: number for number, name in enumerate(ranked)}
+    return sorted(chosen, key=lambda one: (rank[str(one[0].label[one[1]])], -float(one[0].new_score[one[1]]))), total
 
 
 def _cards(chosen: list[tuple[Paired, int]], kind: str, pictures: Pictures) -> Markup:
@@ -79,6 +86,7 @@ def _card(pair: Paired, row: int, kind: str, pictures: Pictures, place: Place | 
         tiny = "tiny" if found.tiny else None
         picture = tag("img", src=found.address, alt=f"{label}: {name}", class_=tiny, loading="lazy", decoding="async")
     file = name.replace("\\", "/").rpartition("/")[2]
+    file = file if len(file) <= 28 else f"{file[:13]}…{file[-13:]}"
     return tag(
         "li",
         picture,

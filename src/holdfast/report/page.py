@@ -1,4 +1,4 @@
-"""One self-contained HTML file: template, style, script and sections. Nothing is fetched, nothing but our script runs."""
+"""One self-contained HTML file: template, style, script, sections. Nothing is fetched, and only our script runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from holdfast.report.card import card_json, card_markdown
 from holdfast.report.content import read_run
 from holdfast.report.markup import Markup, join, tag, text
 from holdfast.report.sections import Section, run_banner, run_sections
+from holdfast.report.study import read_study, study_banner, study_card, study_markdown, study_sections
 
 LARGEST = 6_000_000  # bytes of a page
 
@@ -26,10 +27,8 @@ def page(title: str, kicker: str, banner: Markup, sections: Sequence[Section]) -
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         f"base-uri 'none'; form-action 'none'"
     )
-    links = [tag("a", one.title, href=f"#{one.name}") for one in sections]
-    body = [
-        tag("section", tag("h2", one.title), one.body, id=one.name, class_="part") for one in sections
-    ]
+    links = [tag("a", one.short, href=f"#{one.name}") for one in sections]
+    body = [tag("section", tag("h2", one.title), one.body, id=one.name, class_="part") for one in sections]
     filled = {
         "title": text(title),
         "policy": text(policy),
@@ -64,6 +63,8 @@ def write_report(path: Path, out: Path | None = None) -> list[Path]:
     target = out or path / "report.html"
     if (path / "run.json").exists():
         return _write_run(path, target)
+    if (path / "study.json").exists():
+        return _write_study(path, target)
     raise UserError(
         f"{path} is neither a run, nor a study, nor a project",
         expected="a folder that `holdfast develop` or `holdfast compare` made",
@@ -76,6 +77,14 @@ def _write_run(path: Path, out: Path) -> list[Path]:
     whole = page(f"{name}: {content.target}", f"Update report · {name}", run_banner(content), run_sections(content))
     card = card_json(content, name)
     return write_page(out, whole, card, card_markdown(card))
+
+
+def _write_study(path: Path, out: Path) -> list[Path]:
+    content = read_study(path)
+    name = str(content.config.get("title") or path.resolve().name)
+    whole = page(name, f"Study · {name}", study_banner(content), study_sections(content))
+    card = study_card(content, name)
+    return write_page(out, whole, card, study_markdown(card))
 
 
 def write_page(out: Path, whole: str, card: dict[str, object], markdown: str) -> list[Path]:

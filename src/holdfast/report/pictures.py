@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
@@ -57,8 +56,9 @@ class Pictures:
         if not self._roles.exists():
             return {}
         table = pq.read_table(self._roles, columns=["example_id", "source", "locator"])
-        wanted = table.filter(pc.is_in(table["example_id"], pa.array(list(ids), pa.string())))
-        return {row["example_id"]: Place(row["source"], row["locator"]) for row in wanted.to_pylist()}
+        wanted = set(ids)
+        rows = [row for row, one in enumerate(table["example_id"].to_pylist()) if one in wanted]
+        return {row["example_id"]: Place(row["source"], row["locator"]) for row in table.take(rows).to_pylist()}
 
     def thumbnail(self, identity: str, place: Place) -> Thumbnail | None:
         """The example's picture, or None where it cannot be found unchanged."""

@@ -22,9 +22,10 @@ MATRIX = 14  # up to this many classes the confusion is a matrix; above, a list 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with its content; ``name`` is where links go."""
+    """A heading with its content; ``name`` is where links go, ``short`` what they say."""
 
     name: str
+    short: str
     title: str
     body: Markup
 
@@ -32,13 +33,13 @@ class Section:
 def run_sections(content: RunContent) -> list[Section]:
     """All sections of a run, those without anything to say left out."""
     made = [
-        Section("tasks", "Every class, worst first", tasks_section(content)),
-        Section("images", "Images that changed", gallery(content)),
-        Section("confusion", "What is mixed up", _confusion(content)),
-        Section("training", "The way through training", _training(content)),
-        Section("candidates", "Candidates and their test", _candidates(content)),
-        Section("advice", "What more would buy", _advice(content)),
-        Section("record", "Record", _record(content)),
+        Section("tasks", "Classes", "Every class, worst first", tasks_section(content)),
+        Section("images", "Images", "Images that changed", gallery(content)),
+        Section("confusion", "Confusion", "What is mixed up", _confusion(content)),
+        Section("training", "Training", "The way through training", _training(content)),
+        Section("candidates", "Candidates", "Candidates and their test", _candidates(content)),
+        Section("advice", "Advice", "What more would buy", _advice(content)),
+        Section("record", "Record", "Record", _record(content)),
     ]
     return [one for one in made if one.body]
 
@@ -99,10 +100,10 @@ def tasks_section(content: RunContent) -> Markup:
         together += " for a model fixed beforehand; dev images also chose this one, so they describe and do not prove"
     note = (
         f"On {named}. Dot: change in accuracy, in points. Whisker: down to its lower bound ({together}). Dashed: the "
-        f"accepted loss. Columns dev and test: the change there."
+        f"accepted loss. p: of this class alone, against a loss of the margin or more."
     )
-    heads = ["class", "images", "old", "new", "change", "", "bound", "margin", "lost", "gained", "p"]
-    kinds = ["text", "number", "number", "number", "number", None, "number", "number", "number", "number", "number"]
+    heads = ["class", "change", "", "at least", "margin", "p", "lost", "gained", "old", "new", "images"]
+    kinds = ["text", "number", None, *["number"] * 8]
     others = [("dev", content.dev)] if evidence.role == "sealed" else []
     others += [("test", content.test)] if content.test else []
     verdicts = any(row.verdict for row in evidence.rows)
@@ -112,16 +113,16 @@ def tasks_section(content: RunContent) -> Markup:
     for row in evidence.rows:
         cells: list[tuple[Markup | str, object]] = [
             (_name(row), row.task),
-            (f"{row.n:,}", row.n),
-            (percent(row.old), row.old),
-            (percent(row.new), row.new),
             (change_mark(row.difference), row.difference),
             (figures.forest_cell(row, scale), None),
             (points(row.bound) if row.bound > -1 else "–", row.bound),
             (f"{row.margin * 100:g}", row.margin),
+            (p_text(row.p), row.p),
             (str(row.lost), row.lost),
             (str(row.gained), row.gained),
-            (p_text(row.p), row.p),
+            (percent(row.old), row.old),
+            (percent(row.new), row.new),
+            (f"{row.n:,}", row.n),
         ]
         for _, compared in others:
             change = compared.tasks[row.task].accuracy_change if row.task in compared.tasks else None
@@ -132,7 +133,18 @@ def tasks_section(content: RunContent) -> Markup:
     classes = ["target" if row.is_target else "beyond" if row.beyond else "" for row in evidence.rows]
     table = data_table("task-table", heads, kinds, rows, classes, search="Find a class")
     over = tag("figure", figures.overview(evidence), class_="wide") if len(evidence.rows) > MATRIX else None
-    return tag("div", tag("p", note, class_="note"), over, table)
+    return tag("div", tag("p", note, class_="note"), over, table, _target_note(content))
+
+
+def _target_note(content: RunContent) -> Markup | None:
+    """The target, where it is no part of the claim that the table is about."""
+    if content.evidence.target is not None:
+        return None
+    told = [("dev", content.dev), *([("test", content.test)] if content.test else [])]
+    parts: list[object] = [f"{content.target}, the target, is no part of this claim: "]
+    for place, (name, compared) in enumerate(told):
+        parts += [", " if place else "", change_mark(compared.target_gain), f" on {name} images"]
+    return tag("p", *parts, ".", class_="note after")
 
 
 def _name(row: TaskRow) -> Markup:
@@ -211,7 +223,7 @@ def _confusion(content: RunContent) -> Markup:
     return tag("div", note, matrices, _mixed_up(pair, classes))
 
 
-def _mixed_up(pair: Paired, classes: Sequence[str], most: int = 40) -> Markup:
+def _mixed_up(pair: Paired, classes: Sequence[str], most: int = 10) -> Markup:
     """Pairs of classes whose confusion changed most, the new mistakes first."""
     old = figures.confusion_counts(pair.label, pair.old, classes).astype(np.int64)
     new = figures.confusion_counts(pair.label, pair.new, classes).astype(np.int64)
@@ -256,11 +268,9 @@ def _training(content: RunContent) -> Markup:
             "to dark. Diamonds: candidates on the way back to the old model (cross); the shipped one is filled. Up and "
             "right is better; left of the line something was lost."
         )
-        charts.append(
-            tag("figure", tag("figcaption", "Trajectory"), figures.trajectory(content), tag("p", caption))
-        )
+        charts.append(tag("figure", tag("figcaption", "Trajectory"), figures.trajectory(content), tag("p", caption)))
     shown = {
-        "h": ("Constraint h", "h: loss now − loss before", "Rise of each protected class's loss in the sampled images; "
+        "h": ("Constraint h", "h", "How far each class's loss has risen above the old model's, in sampled images; "
               "above 0 the constraint is violated."),
         "u": ("Moving average u", "u", "The running estimate of h that the penalty acts on."),
         "weight": ("Effective weight", "β [u]₊", "How strongly each class pulls the update back; 0 while its "
@@ -326,7 +336,9 @@ def _frontier(content: RunContent) -> Markup | None:
         ]
         for one in frontier
     ]
-    table = data_table("frontier", ["look", "target", "worst class", "which"], ["text", "number", "number", "text"], rows)
+    table = data_table(
+        "frontier", ["look", "target", "worst class", "which"], ["text", "number", "number", "text"], rows
+    )
     return tag("div", tag("h3", "Frontier: looks that no other beats on both counts (dev)"), table)
 
 
@@ -401,7 +413,7 @@ def _record(content: RunContent) -> Markup:
         ("run", state.get("fingerprint")),
     ]
     counts = state.get("counts", {})
-    facts += [(f"{name.replace('_', ' ')} images", f"{number:,}") for name, number in counts.items()]
+    facts += [(f"images: {name.replace('_', ' ')}", f"{number:,}") for name, number in counts.items()]
     parts = [tag("dl", *((tag("dt", name), tag("dd", value)) for name, value in facts if value is not None))]
     if content.ledger:
         parts.append(tag("h3", "Ledger of the sealed set"))

@@ -1,0 +1,227 @@
+"""Run folders with results that nobody had to train for: any number of tasks, hostile names, real pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from holdfast.artifacts import PREDICTIONS, RunFolder, write_json, write_predictions
+from holdfast.certify.certificate import Settings, run_test
+from holdfast.certify.ledger import Budget
+from holdfast.certify.report import report
+from holdfast.certify.sealed import sealed_plan
+from holdfast.certify.tables import paired_tables
+from holdfast.evaluate.metrics import Comparison, compare
+from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
+from holdfast.rounds.develop import comparison_json
+
+HOSTILE = (
+    "<script>window.hit=1</script>",
+    '"><img src=x onerror="window.hit=2">',
+    "'; alert(1); //",
+    "a\u202eb&amp;\x07",
+    "{{script}}</style><svg onload=window.hit=3>",
+)
+
+
+def pictures(folder: Path, classes: Sequence[str], each: int, seed: int = 0) -> dict[str, list[tuple[str, Path]]]:
+    """``each`` noisy pictures a class: content hash and file."""
+    random = np.random.default_rng(seed)
+    found: dict[str, list[tuple[str, Path]]] = {}
+    for number, label in enumerate(classes):
+        found[label] = []
+        for row in range(each):
+            pixels = random.integers(0, 255, (40, 60, 3)).astype(np.uint8)
+            pixels[:, :, number % 3] = 200
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            path = folder / f"class{number}" / f"picture {row} <b>&.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.getvalue())
+            found[label].append((hashlib.sha256(file.getvalue()).hexdigest(), path))
+    return found
+
+
+def made_up_run(
+    root: Path,
+    classes: Sequence[str] = ("fog", "rain", "sun", "snow", "night"),
+    *,
+    each: int = 40,
+    drop: float = 0.03,
+    gain: float = 0.05,
+    steps: Sequence[int] = (10, 20, 30, 40),
+    margin: float = 0.3,
+    sealed: str = "passed",  # passed, failed, open (not retired), none
+    seed: int = 0,
+    roles: pa.Table | None = None,
+    source: Path | None = None,
+) -> Path:
+    """Write a finished run; the last class is the target. Returns its folder."""
+    random = np.random.default_rng(seed)
+    folder = RunFolder.create(root)
+    *protected, target = classes
+    files = pictures(source, classes, 2 * each) if source is not None else None
+    names = _examples(classes, 2 * each, files, random)
+    dev, hidden = [rows[:each] for rows in names], [rows[each:] for rows in names]
+    old_dev = _predictions(dev, classes, None, 0.1, 0.1, random)
+    write_predictions(folder.predictions("old", "dev"), old_dev)
+    looks: list[tuple[str, Comparison]] = []
+    lines: list[dict[str, Any]] = []
+    for number, step in enumerate(steps):
+        lines.append(_step(step, protected, random))
+        table = _predictions(dev, classes, old_dev, drop * (number + 1) / len(steps), gain, random)
+        name = f"step-{step:08d}"
+        write_predictions(folder.predictions(name, "dev"), table)
+        compared = compare(old_dev, table, target, protected)
+        looks.append((name, compared))
+        lines.append(
+            {
+                "step": step,
+                "evaluation": {"dev_safety": compared.dev_safety, "target_gain": compared.target_gain},
+            }
+        )
+    folder.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    candidates: list[Candidate] = []
+    for walked in (0.25, 0.5, 1.0):
+        table = _predictions(dev, classes, old_dev, drop * walked, gain * walked, random)
+        candidates.append(Candidate(looks[-1][0], walked, compare(old_dev, table, target, protected)))
+        write_predictions(folder.predictions(candidates[-1].name, "dev"), table)
+    points = [*looks, *((one.name, one.dev) for one in candidates)]
+    told, kept = None, sealed in ("failed", "none")
+    chosen = None if kept else candidates[-1]
+    if sealed != "none":
+        old = _predictions(hidden, classes, None, 0.1, 0.1, random)
+        new = _predictions(hidden, classes, old, drop, gain, random)
+        told = _told(old, new, hidden, target, margin, sealed)
+        if sealed != "open":
+            write_predictions(folder.predictions("old", "sealed"), old)
+            write_predictions(folder.predictions("new", "sealed"), new)
+    write_json(folder.config, {"seed": seed, "task": {"target": target, "protected": list(protected)},
+                               "method": {"name": "holdfast"},
+                               "certify": {"margin": margin, "confidence": 0.95, "target_gain": False,
+                                           "ledger": str(root.parent / "ledger")}})  # fmt: skip
+    write_json(folder.state, {"status": "done", "version": "0.1.0", "root": str(root.parent), "parent": "sha256:0",
+                              "data": "sha256:1", "fingerprint": "sha256:2", "problems": [],
+                              "counts": {"dev": each * len(classes), "sealed": each * len(classes)}})  # fmt: skip
+    best = chosen or max(candidates, key=lambda one: one.dev.target_gain)
+    write_json(
+        folder.result,
+        {
+            "kept_old": kept,
+            "chosen": chosen.name if chosen else None,
+            "verdict": {"passed": "certified", "open": "certified", "failed": "undecided", "none": None}[sealed],
+            "reason": "proven on the sealed images" if not kept else "the sealed images did not prove it",
+            "order": [one.name for one in candidates] if sealed != "none" else [],
+            "certificate": told,
+            "target": target,
+            "protected": list(protected),
+            "candidates": [
+                {"name": one.name, "step": one.step, "lambda": one.walked, "dev": comparison_json(one.dev)}
+                for one in candidates
+            ],
+            "dev": comparison_json(best.dev),
+            "test": None,
+            "frontier": frontier(points),
+            "bought_by_margin": bought_by_margin(points),
+            "blocked_by": blocking_task(points),
+        },
+    )
+    table = roles if roles is not None else _roles(dev, hidden, classes, files)
+    pq.write_table(table, folder.roles)
+    return root
+
+
+def _examples(
+    classes: Sequence[str], each: int, files: dict[str, list[tuple[str, Path]]] | None, random: np.random.Generator
+) -> list[list[str]]:
+    if files is not None:
+        return [[identity for identity, _ in files[label]] for label in classes]
+    return [[random.bytes(32).hex() for _ in range(each)] for _ in classes]
+
+
+def _roles(
+    dev: list[list[str]],
+    hidden: list[list[str]],
+    classes: Sequence[str],
+    files: dict[str, list[tuple[str, Path]]] | None,
+) -> pa.Table:
+    places = {identity: str(path) for rows in (files or {}).values() for identity, path in rows}
+    rows = [
+        {
+            "example_id": one,
+            "class": label,
+            "role": role,
+            "source": "made up",
+            "locator": places.get(one, f"gone/{one}"),
+        }
+        for role, groups in (("dev", dev), ("sealed", hidden))
+        for label, group in zip(classes, groups, strict=True)
+        for one in group
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def _predictions(
+    ids: list[list[str]],
+    classes: Sequence[str],
+    old: pa.Table | None,
+    drop: float,
+    gain: float,
+    random: np.random.Generator,
+) -> pa.Table:
+    """Without an old table a tenth is wrong; with one, a share of its right answers is lost and of its wrong gained."""
+    labels = np.repeat(np.arange(len(classes)), [len(one) for one in ids])
+    before = labels.copy()
+    wrong = random.random(len(labels)) < 0.1
+    before[wrong] = random.integers(0, len(classes), int(wrong.sum()))
+    if old is not None:
+        index = {name: number for number, name in enumerate(classes)}
+        before = np.array([index[one] for one in old["prediction"].to_pylist()])
+        lost = (before == labels) & (random.random(len(labels)) < drop)
+        won = (before != labels) & (random.random(len(labels)) < gain * (labels == len(classes) - 1) * 8 + 0.05)
+        before = np.where(lost, (labels + 1 + random.integers(0, len(classes) - 1, len(labels))) % len(classes), before)
+        before = np.where(won, labels, before)
+    names = np.array(classes, dtype=object)
+    flat = [one for group in ids for one in group]
+    return pa.table(
+        [flat, names[labels], names[labels], names[before], random.random(len(labels)), random.random(len(labels))],
+        schema=PREDICTIONS,
+    )
+
+
+def _step(step: int, protected: Sequence[str], random: np.random.Generator) -> dict[str, Any]:
+    rise = random.normal(0, 0.1, len(protected))
+    named = {
+        "h": dict(zip(protected, rise.tolist(), strict=True)),
+        "u": dict(zip(protected, (rise / 2).tolist(), strict=True)),
+        "weight": dict(zip(protected, np.maximum(rise * 100, 0).tolist(), strict=True)),
+    }
+    return {"step": step, "objective": -0.1, **named}
+
+
+def _told(
+    old: pa.Table, new: pa.Table, hidden: list[list[str]], target: str, margin: float, sealed: str
+) -> dict[str, Any]:
+    examples = list(zip(old["example_id"].to_pylist(), old["label"].to_pylist(), strict=True))
+    plan = sealed_plan(examples, target=target, margin=margin, target_gain=False)
+    assert isinstance(plan.settings, Settings)
+    assert isinstance(plan.budget, Budget)
+    passed = sealed in ("passed", "open")
+    bit = {"set": plan.fingerprint, "passed": passed, "looks": 1, "looks_left": 0, "passes": int(passed),
+           "retired": sealed != "open"}  # fmt: skip
+    verdict = "certified" if passed else "undecided"
+    if sealed == "open":
+        tasks = [{"task": task, "n": plan.images[task], "margin": margin} for task in plan.tasks]
+        return {"verdict": verdict, "confidence": 0.95, "claim": "all", "promise": "P", "level": 0.05, "tasks": tasks,
+                "target": None, "sealed": bit}  # fmt: skip
+    full = report(run_test(paired_tables(old, new, []), plan.settings), confidence=0.95, advise=False)
+    return {**full, "verdict": verdict, "sealed": bit}
