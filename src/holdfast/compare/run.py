@@ -28,7 +28,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
 from holdfast.rounds.develop import candidate_name, shared_predictions
-from holdfast.rounds.setup import Ready, prepare_round, view_settings
+from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
 from holdfast.train.loop import Plan, train
 
@@ -74,7 +74,7 @@ def attempt(job: Job, action: Action) -> Outcome:
 
 def _train(job: Job, folder: JobFolder) -> JobRecord:
     """Train to the end (or go on where an earlier attempt stopped); choose a checkpoint on dev images."""
-    config = job.config
+    config = inherit(job.config, job.root)
     with started(config.train.device) as runtime:
         folder.root.mkdir(parents=True, exist_ok=True)
         write_json(folder.run.config, config.model_dump(mode="json"))
@@ -179,7 +179,7 @@ def _interpolate(job: Job, folder: JobFolder) -> JobRecord:
     """WiSE-FT: the model at lambda between the old weights and the last ones of another job."""
     with started(job.config.train.device) as runtime:
         folder.root.mkdir(parents=True, exist_ok=True)
-        ready = prepare_round(job.config, job.root, runtime)
+        ready = prepare_round(inherit(job.config, job.root), job.root, runtime)
         data = ready.assembled.data
         old = _predict(ready.old, data.dev, job, runtime)
         new = _predict(_chosen(job, ready, runtime), data.dev, job, runtime)
@@ -215,7 +215,7 @@ def score_test(job: Job) -> Comparison:
     if folder.test.exists():
         return read_comparison(folder.test)
     with started(job.config.train.device) as runtime:
-        ready = prepare_round(job.config, job.root, runtime)
+        ready = prepare_round(inherit(job.config, job.root), job.root, runtime)
         data = ready.assembled.data
         examples = data.open_test()
         old = _predict(ready.old, examples, job, runtime)

@@ -1,0 +1,73 @@
+"""``holdfast diagnose``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.diagnostics import Diagnosis
+
+
+class At(StrEnum):
+    """Which model of a run."""
+
+    START = "start"
+    END = "end"
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a job's folder of a study.")],
+    at: Annotated[At, typer.Option(help="The run's result, or what it began with (new heads included).")] = At.END,
+    images: Annotated[int, typer.Option(min=1, help="At most so many constraint images a task, and pairs.")] = 1000,
+    beta: Annotated[float | None, typer.Option(min=0, help="Penalty of the KKT residuals. Default: the run's.")] = None,
+    memory: Annotated[float, typer.Option(min=0.01, help="GiB for gradients that are held at a time.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Say which protected task stands in the target's way, and how far the run is from a KKT point.
+
+    Reads constraint images and target pairs alone. Writes all figures, the Gram matrix of the tasks' gradients among
+    them, to diagnosis-start.json or diagnosis-end.json in the run folder.
+    """
+    import json
+
+    from holdfast.artifacts import write_json
+    from holdfast.rounds.diagnose import diagnose_run
+
+    found = diagnose_run(run, at=at.value, images=images, beta=beta, memory_bytes=int(memory * 2**30))
+    write_json(run / f"diagnosis-{at.value}.json", found.to_json())
+    if as_json:
+        print(json.dumps(found.to_json()))
+    else:
+        _show(found)
+
+
+def _show(found: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("task", "h", "multiplier", "cosine with target", "takes back", title=found.sentence())
+    taken = {one.task: one.taken_back for one in found.conflict.obstacles}
+    lengths = found.gram.diagonal() ** 0.5
+    order = sorted(range(len(found.tasks)), key=lambda k: -taken.get(found.tasks[k], 0.0))
+    for k in order[:20]:
+        scale = lengths[0] * lengths[k + 1]
+        cosine = found.gram[0, k + 1] / scale if scale > 0 else 0.0
+        name = found.tasks[k]
+        share = f"{taken[name] * 100:.1f} %" if name in taken else ""
+        table.add_row(name, f"{found.h[k]:+.4f}", f"{found.kkt.multipliers[k]:.4f}", f"{cosine:+.3f}", share)
+    console = Console()
+    console.print(table)
+    ratio = "no constraint is violated" if found.assumption4 is None else f"{found.assumption4:.4g}"
+    console.print(
+        f"smallest singular value of the tasks' gradients: {found.singular_value:.4g} with heads, "
+        f"{found.singular_value_without_heads:.4g} without\n"
+        f"KKT residuals: stationarity {found.kkt.stationarity:.4g} "
+        f"({found.kkt.relative_stationarity:.2f} of the target's gradient), feasibility {found.kkt.feasibility:.4g}, "
+        f"complementarity {found.kkt.complementarity:.4g}\nratio of Assumption 4: {ratio}",
+        soft_wrap=True,
+        highlight=False,
+    )
