@@ -17,6 +17,7 @@ from holdfast.cli import certify as _certify
 from holdfast.cli import compare as _compare
 from holdfast.cli import data as _data
 from holdfast.cli import develop as _develop
+from holdfast.cli import diagnose as _diagnose
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
 from holdfast.cli import report as _report
@@ -54,6 +55,7 @@ app.command("certify")(_certify.certify)
 app.command("plan")(_certify.plan)
 app.command("verify")(_certify.verify)
 app.command("compare")(_compare.compare)
+app.command("diagnose")(_diagnose.diagnose)
 app.command("report")(_report.report)
 app.add_typer(retrieve_app, name="retrieve")
 
