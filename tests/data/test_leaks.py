@@ -103,6 +103,23 @@ def test_within_one_set_each_pair_once() -> None:
     assert [(one.a, one.b) for one in found] == [(7, 50)]
 
 
+def test_same_hash_is_not_enough() -> None:
+    """Pictures whose low frequencies agree in sign and not in size have one hash and do not look alike."""
+    generator = np.random.default_rng(0)
+    place, frequency = np.arange(32)[:, None], np.arange(8)[None]
+    waves = np.cos(np.pi * frequency * (place + 0.5) / 32)
+    signs = generator.choice([-1.0, 1.0], (8, 8))
+    thumbs = []
+    for _ in range(2):
+        picture_of_waves = waves @ (signs * generator.exponential(1.0, (8, 8))) @ waves.T
+        low, high = picture_of_waves.min(), picture_of_waves.max()
+        thumbs.append(((picture_of_waves - low) / (high - low) * 255).round().astype(np.uint8))
+    signatures = make_signatures(np.stack(thumbs))
+    assert np.bitwise_count(signatures.hashes[0] ^ signatures.hashes[1]) <= 4
+    assert near_duplicates(signatures) == []
+    assert len(near_duplicates(signatures, least_correlation=0.0)) == 1
+
+
 def test_flat_and_tiny_pictures_are_not_near_copies() -> None:
     flat = [Image.new("RGB", (64, 64), (shade, shade, shade)) for shade in (10, 100, 101)]
     assert near_duplicates(signed(flat)) == []  # type: ignore[arg-type]
