@@ -104,6 +104,15 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return bool(raised.item())
 
 
+def rank_was_lost(error: RuntimeError) -> bool:
+    """Whether an error of a collective operation says that another rank is gone."""
+    if not dist.is_initialized():
+        return False
+    text = str(error)
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo", "Timed out waiting")
+    return isinstance(error, dist.DistError) or any(word in text for word in words)
+
+
 def world_size() -> int:
     """Number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from holdfast.config import HoldfastConfig, TrainConfig
+from holdfast.data.loaders import ViewSettings
+from holdfast.data.rows import plan_rows, row_width
+from holdfast.methods.holdfast import Holdfast
 from holdfast.model import fast
+from holdfast.model.classifier import Classifier
 from holdfast.model.clip import TINY, OpenClipTowers, load_towers
 from holdfast.model.towers import Preprocess
+from holdfast.runtime import Runtime
+from holdfast.train.loop import Plan, train
+from tests.helpers import made_up_round
 
 EXACT = fast.Working(torch.float64)
 
@@ -57,6 +66,66 @@ def test_value_and_gradient_are_those_of_the_modules(what: str, changes: dict[st
         torch.testing.assert_close(quick[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("at_least", [1, 8])
+def test_texts_that_share_rows_have_the_features_they_have_alone(at_least: int) -> None:
+    model = towers()
+    texts = [*TEXTS, "a b c d e f g h i j k l m n o p", "c", ""]
+    tokens = model.shorten(model.tokenize(texts))
+    lengths = model.lengths(tokens)
+    assert lengths is not None
+    rows = plan_rows(lengths.numpy(), tokens.shape[1], row_width(32), at_least)
+    assert (rows.text >= 0).sum() == lengths.sum()
+
+    def found(how: fast.Working | None) -> dict[str, Tensor]:
+        model.zero_grad()
+        with fast.working(how):
+            features = model.text_backbone_in_rows(tokens, rows)
+        (torch.linspace(-1, 2, features.numel(), dtype=features.dtype).view_as(features) * features).sum().backward()
+        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        return {"value": features.detach(), **gradients}
+
+    alone, shared = found(None), found(EXACT)  # without fast towers rows are left aside
+    assert alone.keys() == shared.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(shared[name], value, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_rows_are_filled_longest_first_and_hold_every_token_once() -> None:
+    lengths = np.array([5, 16, 3, 9, 2, 7])
+    rows = plan_rows(lengths, 16, 16, 1)
+    assert len(rows.source) == 8  # three are needed; shapes come in eights
+    assert int((rows.text >= 0).any(dim=1).sum()) == 3
+    placed = rows.source[rows.text >= 0]
+    assert sorted(placed.tolist()) == [16 * i + j for i, length in enumerate(lengths) for j in range(length)]
+    for text, end in enumerate(rows.end.tolist()):
+        assert rows.text.flatten()[end] == text
+        assert rows.position.flatten()[end] == lengths[text] - 1
+
+
+def run_of_the_loop(**changes: Any) -> dict[str, Tensor]:
+    data = made_up_round()
+    old = Classifier(load_towers("tiny", None, seed=1).double(), data.tasks.classes, data.tasks.prompts, 0.05)
+    new = old.copy()
+    new.begin_round(4, 0)
+    method = Holdfast(new, HoldfastConfig(beta=50.0, views="paired"), 6)
+    method.prepare(old.requires_grad_(False), data)
+    # Algorithm 1 to the letter: AdamW divides a gradient by its own size, and at the start, where old and new agree,
+    # the heads' gradient is nothing but rounding.
+    settings: dict[str, Any] = {"steps": 6, "batch": 8, "images_per_task": 3, "device": "cpu"}
+    config = TrainConfig(**settings, optimizer="plain", learning_rate=0.05, precision="float64", **changes)
+    plan = Plan(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "sha256:test", evaluate_every=6)
+    train(method.double(), data, plan, Runtime(torch.device("cpu")))
+    return method.state_dict()
+
+
+def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
+    plain, quick = run_of_the_loop(towers="plain"), run_of_the_loop(towers="fast")
+    assert plain.keys() == quick.keys()
+    assert plain["retention.u.value"].abs().min() > 1e-4  # the models have parted
+    for name, value in plain.items():
+        torch.testing.assert_close(quick[name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
 def test_recomputed_activations_change_nothing() -> None:
     model = towers()
     plain = value_and_gradient(model, EXACT, "image")
@@ -86,8 +155,6 @@ def test_bf16_stays_within_two_percent_of_float32() -> None:
 
 
 def test_texts_shortened_to_different_lengths_have_the_features_they_have_alone() -> None:
-    from holdfast.model.classifier import Classifier
-
     model = Classifier(towers(), ["a", "b"], [["a photo of a"], ["b"]], 0.05)
     tokens = model.towers.tokenize(TEXTS)
     short, long = model.towers.shorten(tokens[:1]), model.towers.shorten(tokens[1:])

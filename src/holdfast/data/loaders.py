@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.data.rows import TextRows, plan_rows, row_width, rows_for
 from holdfast.data.tasks import Batch, Draw, RoundData, View
 from holdfast.data.views import look, random_views
 from holdfast.errors import UserError
@@ -94,6 +95,10 @@ class Texts(Protocol):
         """The tokens without columns that change no feature."""
         ...
 
+    def lengths(self, tokens: Tensor) -> Tensor | None:
+        """Tokens of each text up to its end; None where texts cannot share rows."""
+        ...
+
 
 @dataclass(frozen=True)
 class Begun:
@@ -109,7 +114,9 @@ class Begun:
             stream.wait_event(self.done)
             for field in fields(self.batch):
                 value = getattr(self.batch, field.name)
-                if isinstance(value, Tensor):
+                if isinstance(value, TextRows):
+                    value.map(lambda one: (one.record_stream(stream), one)[1])
+                elif isinstance(value, Tensor):
                     value.record_stream(stream)
         return self.batch
 
@@ -134,6 +141,9 @@ class Tokens:
         self._done = np.zeros(len(place), dtype=bool)
         self._tokens: np.ndarray | None = None  # [distinct, L] int32
 
+    def __len__(self) -> int:
+        return len(self._place)
+
     def __getitem__(self, positions: np.ndarray) -> Tensor:
         rows = self._place[positions]
         missing = np.unique(rows[~self._done[rows]])
@@ -143,6 +153,16 @@ class Tokens:
                 self._tokens = np.zeros((len(self._texts), made.shape[1]), dtype=np.int32)
             self._tokens[missing], self._done[missing] = made, True
         return torch.from_numpy(self._tokens[rows].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class _PromptRows:
+    """What is known before the first step of how texts share rows."""
+
+    lengths: np.ndarray  # [P] of the prompts
+    columns: int
+    width: int
+    rows: int
 
 
 class BatchMaker:
@@ -160,12 +180,17 @@ class BatchMaker:
         views: ViewSettings,
         runtime: Runtime,
         dtype: torch.dtype = torch.float32,
+        *,
+        kept_as: torch.dtype | None = None,  # type of the finished pictures, where it is not the one they are made in
+        prompts: Tensor | None = None,  # tokens of the class prompts, where texts are to share rows with them
+        pairs: tuple[int, int] = (0, 0),  # target pairs and negatives of a step, to plan those rows
     ) -> None:
         self.data, self.views, self.runtime, self.dtype = data, views, runtime, dtype
-        self.mean, self.std = mean, std
-        self._shorten = towers.shorten
+        self.mean, self.std, self.kept_as = mean, std, kept_as or dtype
+        self._towers, self._shorten = towers, towers.shorten
         self._target_tokens = Tokens(data.target.texts, towers.tokenize)
         self._negative_tokens = Tokens(data.negatives.texts, towers.tokenize)
+        self._prompts = self._plan_prompts(prompts, pairs)
         self._stream = torch.cuda.Stream(runtime.device) if runtime.device.type == "cuda" else None
 
     def begin(self, draw: Draw) -> Begun:
@@ -180,25 +205,26 @@ class BatchMaker:
         share, data, over = self.runtime.share, self.data, self._to_device
         target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
         pair_views = self._pair_views(draw)
-        protected_pixels = self._to_device(data.constraint.images(protected))
+        target_tokens = self._shorten(self._target_tokens[target])
+        negative_tokens = self._shorten(self._negative_tokens[negatives])
+        protected_pixels = over(data.constraint.images(protected))
         protected_view = self._protected_view(draw)
         return Batch(
-            target_images=self._look(data.target.images(target), pair_views and pair_views[0]),
-            target_tokens=over(self._shorten(self._target_tokens[target])),
+            target_images=self._look(over(data.target.images(target)), pair_views and pair_views[0]),
+            target_tokens=over(target_tokens),
             target_index=over(torch.from_numpy(target)),
-            negative_images=self._look(data.negatives.images(negatives), pair_views and pair_views[1]),
-            negative_tokens=over(self._shorten(self._negative_tokens[negatives])),
+            negative_images=self._look(over(data.negatives.images(negatives)), pair_views and pair_views[1]),
+            negative_tokens=over(negative_tokens),
             negative_index=over(torch.from_numpy(negatives)),
-            protected_images=look(protected_pixels, self.mean, self.std, protected_view, self.dtype),
-            protected_old_images=look(protected_pixels, self.mean, self.std, None, self.dtype)
-            if self.views.protected == "mismatched"
-            else None,
+            protected_images=self._look(protected_pixels, protected_view),
+            protected_old_images=self._look(protected_pixels, None) if self.views.protected == "mismatched" else None,
             protected_task=over(torch.from_numpy(data.constraint.labels[protected])),
             protected_index=over(torch.from_numpy(protected)),
             tasks=over(torch.from_numpy(draw.tasks)),
             target_total=len(draw.target),
             negative_total=len(draw.negatives),
             protected_total=len(draw.protected),
+            text_rows=self._rows(target_tokens, negative_tokens),
         )
 
     def _to_device(self, values: Tensor) -> Tensor:
@@ -207,7 +233,30 @@ class BatchMaker:
         return values.to(self.runtime.device, non_blocking=True)
 
     def _look(self, pixels: Tensor, view: View | None) -> Tensor:
-        return look(self._to_device(pixels), self.mean, self.std, view, self.dtype)
+        return look(pixels, self.mean, self.std, view, self.dtype).to(self.kept_as)
+
+    def _plan_prompts(self, prompts: Tensor | None, pairs: tuple[int, int]) -> _PromptRows | None:
+        """Lengths of the prompts, and rows for a typical step: a function of the data, so that resuming finds it."""
+        lengths = None if prompts is None else self._towers.lengths(prompts)
+        if prompts is None or lengths is None:
+            return None
+        tokens = int(lengths.sum())
+        for count, texts in zip(pairs, (self._target_tokens, self._negative_tokens), strict=True):
+            sample = self._towers.lengths(texts[np.arange(min(512, len(texts)))])
+            mean = 0.0 if sample is None or not len(sample) else float(sample.double().mean())
+            tokens += int(mean * -(-count // self.runtime.world))
+        width = row_width(self._target_tokens[np.arange(1)].shape[1])
+        return _PromptRows(lengths.numpy(), prompts.shape[1], width, rows_for(tokens, width))
+
+    def _rows(self, target: Tensor, negatives: Tensor) -> TextRows | None:
+        """How this step's texts share rows, in the order in which they are encoded."""
+        prompts = self._prompts
+        if prompts is None:
+            return None
+        lengths = [self._towers.lengths(target), self._towers.lengths(negatives)]
+        together = np.concatenate([*(one.numpy() for one in lengths if one is not None), prompts.lengths])
+        columns = max(target.shape[1], negatives.shape[1], prompts.columns)
+        return plan_rows(together, columns, prompts.width, prompts.rows).map(self._to_device)
 
     def _views(self, count: int, seed: int) -> View:
         # Drawn for all ranks together, then shared out: a picture's view does not depend on the number of ranks.

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.data.rows import TextRows
+
 
 class Role(StrEnum):
     """What an example may be used for. Fixed by content hash, disjoint, written down in the run folder."""
@@ -162,6 +164,7 @@ class Batch:
     target_total: int  # B over all ranks
     negative_total: int
     protected_total: int
+    text_rows: TextRows | None = None  # how target, negative and prompt tokens share rows, where the towers can
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

@@ -109,7 +109,7 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
     target_images, negative_images, protected_images = images.split(counts)
     target = len(model.classes) - 1  # the target comes last in the label space
     target_texts, negative_texts, classes = model.text_features_together(
-        batch.target_tokens, target, batch.negative_tokens
+        batch.target_tokens, target, batch.negative_tokens, batch.text_rows
     )
     return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
 

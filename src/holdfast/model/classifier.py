@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holdfast.data.rows import TextRows
 from holdfast.errors import UserError, nearest
 from holdfast.model.heads import HeadRound, TaskHeads
 from holdfast.model.prompts import class_means, tokenize_prompts
@@ -88,12 +89,16 @@ class Classifier(nn.Module):
         """[K, D]: mean over a class's prompts of their features under its own head, normalised again."""
         return self._class_features(self.towers.text_backbone(self.prompt_tokens))
 
-    def text_features_together(self, captions: Tensor, head: int, plain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def text_features_together(
+        self, captions: Tensor, head: int, plain: Tensor, rows: TextRows | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Captions under one class's head, other texts under plain W, and the class features, in one pass of the tower.
 
-        The same values as two calls of :meth:`text_features` and one of :meth:`class_features`.
+        The same values as two calls of :meth:`text_features` and one of :meth:`class_features`. ``rows`` says how the
+        texts, in this order, may share rows.
         """
-        backbone = self.towers.text_backbone(_rows([captions, plain, self.prompt_tokens]))
+        tokens = _rows([captions, plain, self.prompt_tokens])
+        backbone = self.towers.text_backbone_in_rows(tokens, rows)
         of_captions, of_plain, of_prompts = backbone.split([len(captions), len(plain), len(self.prompt_tokens)])
         return (
             self._text_features(of_captions, head),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from holdfast.data.rows import TextRows
 from holdfast.errors import HoldfastError, UserError, nearest
 from holdfast.model import fast
 from holdfast.model.parts import PartTowers
@@ -173,6 +174,17 @@ class OpenClipTowers(TwoTowers):
     @override
     def shorten(self, tokens: Tensor) -> Tensor:
         return _cut(tokens, self._text) if self._cuts else tokens
+
+    @override
+    def lengths(self, tokens: Tensor) -> Tensor | None:
+        return _ends(tokens, self._text) + 1 if self._fast_text else None
+
+    @override
+    def text_backbone_in_rows(self, tokens: Tensor, rows: TextRows | None) -> Tensor:
+        how = fast.active()
+        if how is None or rows is None or not self._fast_text:
+            return self.text_backbone(tokens)
+        return fast.text_backbone(self._text, tokens, rows, how)
 
     @functools.cached_property
     def _tokenizer(self) -> Callable[[list[str]], Tensor]:

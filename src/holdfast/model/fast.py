@@ -3,7 +3,8 @@
 What makes it fast, and why each is exact:
 
 - a tower returns one position of its last layer (the class token, the end of the text), so the last block computes
-  queries, output and MLP at that position only: a twelfth of a ViT-B less work, same value;
+  query, output and MLP at that position only, and its keys and values not at all: a twelfth of a ViT-B less work;
+- texts share rows (:mod:`holdfast.data.rows`): a text tower's work is that of the tokens there are;
 - the residual stream, the matrix products and attention run in the working precision (bf16), while weights, layer
   norms, the last projection and all similarities stay float32: no copy of the weights outlives the step;
 - one function stands for every block of a tower, so that ``torch.compile`` sees it once and not twelve times.
@@ -16,14 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, Transformer, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+
+from holdfast.data.rows import TextRows
 
 Weights = tuple[Tensor, ...]  # of one block, in the order of _block_weights
 _EXACT, _QUICK = "gelu", "quick_gelu"
@@ -85,6 +89,47 @@ def active() -> Working | None:
     return _active[-1] if _active else None
 
 
+@contextmanager
+def attention_kernels(values: Tensor, heads: int, *, plain: bool) -> Generator[None]:
+    """Attention without a mask on a GPU in bf16 goes to the faster of the two kernels there are for it."""
+    if not plain or not values.is_cuda or values.dtype not in (torch.bfloat16, torch.float16):
+        yield
+        return
+    n, length, width = values.shape
+    with sdpa_kernel(_faster_attention(n, length, heads, width // heads, values.dtype, values.device)):
+        yield
+
+
+@lru_cache(maxsize=16)
+def _faster_attention(
+    n: int, length: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
+) -> list[SDPBackend]:
+    """Measured once in a process, a few milliseconds each: which one wins depends on card, shape and version."""
+    times: dict[SDPBackend, float] = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        try:
+            times[backend] = _time_attention(backend, (n, length, 3, heads, size), dtype, device)
+        except RuntimeError:
+            continue  # this card, shape or build does not have it
+    rest = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return [min(times, key=lambda one: times[one]), *rest] if times else rest
+
+
+def _time_attention(backend: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
+    """Milliseconds of a forward and a backward pass."""
+    with torch.enable_grad(), sdpa_kernel(backend), torch.random.fork_rng(devices=[device]):
+        packed = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
+        query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for turn in range(6):
+            if turn == 2:
+                start.record()
+            functional.scaled_dot_product_attention(query, key, value).sum().backward(inputs=[packed])
+        stop.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(stop)
+
+
 # -- which towers can -------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +174,11 @@ def _plain_block(block: Any) -> bool:
 
 def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
     """E1 before normalisation, as ``VisionTransformer.forward``: [n, 3, S, S] -> [n, D]."""
+    count = len(images)
+    if torch.is_grad_enabled():
+        # The weights' gradients are products over all tokens of the batch: with a number of them that is a multiple of
+        # eight they reach the matrix units' fast path. The pictures added here have no gradient.
+        images = functional.pad(images, (0, 0, 0, 0, 0, 0, 0, -count % 8))
     with torch.autocast(images.device.type, enabled=False):
         norm = visual.ln_pre if isinstance(visual.ln_pre, nn.LayerNorm) else None
         values = how.embed(
@@ -141,32 +191,61 @@ def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
             0.0 if norm is None else norm.eps,
             how.dtype,
         )
-        pooled = _blocks(visual.transformer, values, None, how)
+        pooled = _blocks(visual.transformer, values, how)[:count]
         pooled = _norm(pooled, visual.ln_post.weight, visual.ln_post.bias, visual.ln_post.eps, pooled.dtype)
         return pooled if visual.proj is None else pooled @ visual.proj
 
 
-def text_backbone(text: Any, tokens: Tensor, ends: Tensor, how: Working) -> Tensor:
-    """Ē2: [n, L] tokens that end at ``ends`` [n] -> [n, text_width]."""
+def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Working) -> Tensor:
+    """Ē2: [n, L] tokens -> [n, text_width]; ``where`` gives their ends [n], or how they share rows."""
     with torch.autocast(tokens.device.type, enabled=False):
-        length = tokens.shape[1]
-        values = (text.token_embedding(tokens) + text.positional_embedding[:length]).to(how.dtype)
-        pooled = _blocks(text.transformer, values, ends, how)
+        if isinstance(where, TextRows):
+            tokens = tokens.flatten()[where.source]
+            positions = text.positional_embedding[where.position]
+            mask = _own_text_before(where.text)
+            end, width = where.end, tokens.shape[1]
+            row = end // width
+            own = where.text.flatten()[end]
+            hidden = (where.text[row] != own[:, None]) | (
+                torch.arange(width, device=end.device) > (end % width)[:, None]
+            )
+        else:
+            n, width = tokens.shape
+            positions, mask = text.positional_embedding[:width], None
+            end = torch.arange(n, device=tokens.device) * width + where
+            hidden = torch.arange(width, device=tokens.device) > where[:, None]
+        values = (text.token_embedding(tokens) + positions).to(how.dtype)
+        pooled = _blocks(text.transformer, values, how, mask=mask, causal=mask is None, at=end, hidden=hidden)
         return _norm(pooled, text.ln_final.weight, text.ln_final.bias, text.ln_final.eps, pooled.dtype)
 
 
-def _blocks(transformer: Any, values: Tensor, ends: Tensor | None, how: Working) -> Tensor:
-    """All blocks; the last one at one position, in full precision: [n, L, W] -> [n, W]. ``ends`` None: position 0."""
+def _own_text_before(text: Tensor) -> Tensor:
+    """[R, W] owners -> [R, 1, W, W]: a place sees what stands before it in its own text, itself included."""
+    same = text[:, :, None] == text[:, None, :]
+    return same.tril().unsqueeze(1)
+
+
+def _blocks(
+    transformer: Any,
+    values: Tensor,  # [n, L, W]
+    how: Working,
+    *,
+    mask: Tensor | None = None,  # [n, 1, L, L]
+    causal: bool = False,
+    at: Tensor | None = None,  # [k] places that are read, in the flattened [n * L]; None: position 0 of each
+    hidden: Tensor | None = None,  # [k, L] what each of them must not see in its row
+) -> Tensor:
+    """All blocks; the last one at the places that are read, in full precision: -> [k, W]."""
     *inner, last = transformer.resblocks
-    causal = ends is not None
-    for block in inner:
-        settings = (block.attn.num_heads, causal, _activation(block), block.ln_1.eps, block.ln_2.eps)
-        if transformer.grad_checkpointing and torch.is_grad_enabled():
-            values = checkpoint(how.block, values, _block_weights(block), *settings, use_reentrant=False)
-        else:
-            values = how.block(values, _block_weights(block), *settings)
+    with attention_kernels(values, transformer.resblocks[0].attn.num_heads, plain=mask is None and not causal):
+        for block in inner:
+            settings = (mask, block.attn.num_heads, causal, _activation(block), block.ln_1.eps, block.ln_2.eps)
+            if transformer.grad_checkpointing and torch.is_grad_enabled():
+                values = checkpoint(how.block, values, _block_weights(block), *settings, use_reentrant=False)
+            else:
+                values = how.block(values, _block_weights(block), *settings)
     settings = (last.attn.num_heads, _activation(last), last.ln_1.eps, last.ln_2.eps)
-    return how.last_block(values, ends, _block_weights(last), *settings)
+    return how.last_block(values, at, hidden, _block_weights(last), *settings)
 
 
 def _block_weights(block: Any) -> Weights:
@@ -211,13 +290,23 @@ def _mlp(values: Tensor, dtype: torch.dtype, weights: Weights, activation: str, 
     """Norm and MLP, computed in ``dtype`` whatever the type of the values."""
     norm_weight, norm_bias, in_weight, in_bias, out_weight, out_bias = weights
     inner = _linear(_norm(values, norm_weight, norm_bias, eps, dtype), in_weight, in_bias)
+    if torch.compiler.is_compiling() and torch.is_grad_enabled():
+        # Only what goes into the activation is kept for the backward pass, which computes what came out of it once
+        # more on the way: a quarter of a block's memory for a fourteenth of its traffic. (Nothing else in there is
+        # computed twice: the compiler drops what the backward pass does not read.)
+        return checkpoint(_activated, inner, out_weight, out_bias, activation, use_reentrant=False)
+    return _activated(inner, out_weight, out_bias, activation)
+
+
+def _activated(inner: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
     inner = inner * torch.sigmoid(1.702 * inner) if activation == _QUICK else functional.gelu(inner)
-    return _linear(inner, out_weight, out_bias)
+    return _linear(inner, weight, bias)
 
 
 def _block(
     values: Tensor,  # [n, L, W]
     weights: Weights,
+    mask: Tensor | None,  # [n, 1, L, L]
     heads: int,
     causal: bool,
     activation: str,
@@ -228,38 +317,49 @@ def _block(
     norm_weight, norm_bias, in_weight, in_bias, out_weight, out_bias = weights[:6]
     packed = _linear(_norm(values, norm_weight, norm_bias, eps_1, values.dtype), in_weight, in_bias)
     query, key, value = packed.view(n, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-    mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
     values = values + _linear(mixed.transpose(1, 2).reshape(n, length, width), out_weight, out_bias)
     return values + _mlp(values, values.dtype, weights[6:], activation, eps_2)
 
 
 def _last_block(
     values: Tensor,  # [n, L, W]
-    ends: Tensor | None,  # [n] position that is read; it sees what stands before it. None: 0, which sees everything
+    at: Tensor | None,  # [k] places that are read, in the flattened [n * L]; None: position 0 of each, k = n
+    hidden: Tensor | None,  # [k, L]
     weights: Weights,
     heads: int,
     activation: str,
     eps_1: float,
     eps_2: float,
 ) -> Tensor:
-    n, length, width = values.shape
+    """A block that is read at one position a text or picture: [k, W].
+
+    With one query q an example, no key and no value need be formed (head by head, x̂ the normed values)::
+
+        score_j = q·(K x̂_j + b_K) = (Kᵀq)·x̂_j + const          the constant drops out of the softmax
+        mixed   = Σ_j p_j (V x̂_j + b_V) = V (Σ_j p_j x̂_j) + b_V
+    """
+    _, length, width = values.shape
+    size = width // heads
     norm_weight, norm_bias, in_weight, in_bias, out_weight, out_bias = weights[:6]
     normed = _norm(values, norm_weight, norm_bias, eps_1, values.dtype)
-    if ends is None:
-        at_end, normed_at_end, hidden = values[:, 0], normed[:, 0], None
+    if at is None:
+        at_end, normed_at_end = values[:, 0], normed[:, 0]
     else:
-        rows = torch.arange(n, device=values.device)
-        at_end, normed_at_end = values[rows, ends], normed[rows, ends]
-        hidden = torch.arange(length, device=values.device) > ends[:, None]  # [n, L]
-    query = _linear(normed_at_end, in_weight[:width], in_bias[:width]).view(n, heads, 1, width // heads)
-    both = _linear(normed, in_weight[width:], in_bias[width:])
-    key, value = both.view(n, length, 2, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-    # One query an example: plain products in full precision cost nothing beside the keys and values themselves.
-    score = (_full(query) * _full(key)).sum(dim=-1) * (width // heads) ** -0.5  # [n, heads, L]
+        at_end = values.reshape(-1, width).index_select(0, at)
+        normed_at_end = normed.reshape(-1, width).index_select(0, at)
+        normed = normed.index_select(0, at // length)
+    k = len(at_end)
+    query = _linear(normed_at_end, in_weight[:width], in_bias[:width]).view(k, heads, size).transpose(0, 1)
+    of_keys, of_values = in_weight[width:].to(values.dtype).view(2, heads, size, width).unbind(0)
+    query = torch.bmm(query, of_keys).transpose(0, 1)  # [k, heads, W]
+    score = _full(torch.bmm(query, normed.transpose(1, 2))) * size**-0.5  # [k, heads, L]
     if hidden is not None:
         score = score.masked_fill(hidden[:, None], -torch.inf)
-    mixed = (score.softmax(dim=-1).unsqueeze(-1) * _full(value)).sum(dim=2).reshape(n, width)
-    at_end = _full(at_end) + _full(_linear(mixed.to(values.dtype), out_weight, out_bias))
+    mean = torch.bmm(score.softmax(dim=-1).to(values.dtype), normed).transpose(0, 1)  # [heads, k, W]
+    mixed = torch.bmm(mean, of_values.transpose(1, 2)).transpose(0, 1).reshape(k, width)
+    mixed = mixed + in_bias[2 * width :].to(values.dtype)
+    at_end = _full(at_end) + _full(_linear(mixed, out_weight, out_bias))
     return at_end + _full(_mlp(at_end, values.dtype, weights[6:], activation, eps_2))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from holdfast.data.rows import TextRows
 from holdfast.data.views import look
 from holdfast.errors import UserError
 
@@ -77,6 +78,16 @@ class TwoTowers(nn.Module, ABC):
     def shorten(self, tokens: Tensor) -> Tensor:
         """The tokens without columns that change no feature, [n, L] -> [n, L']; cheap on the CPU only."""
         return tokens
+
+    def lengths(self, tokens: Tensor) -> Tensor | None:
+        """Tokens of each text up to its end, [n]; None where texts cannot share rows."""
+        del tokens
+        return None
+
+    def text_backbone_in_rows(self, tokens: Tensor, rows: TextRows | None) -> Tensor:
+        """Ē2 of the same texts, computed in shared rows where the towers can."""
+        del rows
+        return self.text_backbone(tokens)
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def make_ready(
     method.to(device=runtime.device, dtype=dtype)
     if config.train.checkpoint_activations:
         new.towers.checkpoint_activations()
-    with arithmetic(config.train, runtime.device):
+    with arithmetic(config.train, runtime.device, compiled=False):
         method.prepare(old, assembled.data)
     method.to(device=runtime.device, dtype=dtype)
     parent = model_fingerprint(old)

@@ -21,15 +21,21 @@ def working_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.precision == "auto" and has_bf16 else torch.float32
 
 
+def fast_towers(config: TrainConfig, device: torch.device) -> bool:
+    """Whether towers are computed by :mod:`holdfast.model.fast`."""
+    sharded = config.sharding == "fsdp"  # sharded weights are gathered by the modules' own forward
+    return not sharded and (config.towers == "fast" or (config.towers == "auto" and device.type == "cuda"))
+
+
 @contextmanager
-def arithmetic(config: TrainConfig, device: torch.device) -> Generator[None]:
+def arithmetic(config: TrainConfig, device: torch.device, *, compiled: bool = True) -> Generator[None]:
     """Compute a step, or what it is compared with, the way the config says.
 
-    The old losses that a round caches are computed inside this too: a constraint compares two models, never two
-    roundings of one.
+    The old losses that a round caches are computed inside this too (``compiled=False``: once is too short to compile
+    for): a constraint compares two models, never two roundings of one.
     """
     dtype = working_dtype(config, device)
-    fast = config.towers == "fast" or (config.towers == "auto" and device.type == "cuda")
-    how = Working(dtype, compiled=config.compile and device.type == "cuda") if fast else None
+    compiled = compiled and config.compile and device.type == "cuda"
+    how = Working(dtype, compiled) if fast_towers(config, device) else None
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16), working(how):
         yield

@@ -20,9 +20,9 @@ from holdfast.data.loaders import BatchMaker, BatchSizes, RoundSampler, ViewSett
 from holdfast.data.tasks import Batch, RoundData
 from holdfast.errors import Interrupted, TrainingError
 from holdfast.methods.base import Method, StepOutput
-from holdfast.runtime import Runtime, any_rank, derive_seed, sum_over_ranks
+from holdfast.runtime import Runtime, any_rank, derive_seed, rank_was_lost, sum_over_ranks
 from holdfast.train import checkpoint as checkpoints
-from holdfast.train.arithmetic import arithmetic
+from holdfast.train.arithmetic import arithmetic, fast_towers, working_dtype
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, set_learning_rate
 
@@ -110,14 +110,28 @@ class _Run:
         self.method, self.plan, self.config, self.runtime, self.folder = method, plan, config, runtime, folder
         self.evaluate, self.progress, self.tasks = evaluate, progress, data.tasks.protected
         self.lap = stopwatch.lap
-        self.sampler = RoundSampler(data, batch_sizes(config), plan.seed)
+        sizes = batch_sizes(config)
+        self.sampler = RoundSampler(data, sizes, plan.seed)
         view = method.model.preprocess
         dtype = torch.float64 if config.precision == "float64" else torch.float32
-        self.maker = BatchMaker(data, method.model.towers, view.mean, view.std, plan.views, runtime, dtype)
+        fast = fast_towers(config, runtime.device)
+        self.maker = BatchMaker(
+            data,
+            method.model.towers,
+            view.mean,
+            view.std,
+            plan.views,
+            runtime,
+            dtype,
+            kept_as=working_dtype(config, runtime.device) if fast else None,
+            prompts=method.model.prompt_tokens.cpu() if fast else None,
+            pairs=(sizes.target, sizes.negatives),
+        )
         named = [(name, one) for name, one in method.named_parameters() if one.requires_grad]
         self.parameters = [one for _, one in named]
         self.optimizer = build_optimizer(config, named, runtime.device)
         self.module: nn.Module = method
+        self.sharded = runtime.world > 1 and config.sharding == "fsdp"
         if runtime.world > 1:
             self.module = DistributedDataParallel(
                 method, broadcast_buffers=False, find_unused_parameters=len(method.phases()) > 1
@@ -133,6 +147,7 @@ class _Run:
         writes = self.folder is not None and self.runtime.is_main
         self.metrics = MetricsFile(self.folder.metrics if writes and self.folder else None, metrics_bytes)
         clock, images = time.perf_counter(), 0
+        done = start
         try:
             for step, batch in enumerate(batches(self.sampler, self.maker, start, self.config.steps), start):
                 self._begin_phase(step, start)
@@ -156,6 +171,10 @@ class _Run:
                 if stop and not last:
                     raise self._interruption(done, interruption)
                 self.lap("logging")
+        except RuntimeError as error:
+            if not rank_was_lost(error):
+                raise
+            raise self._lost_rank(done) from error
         finally:
             self.metrics.close()
 
@@ -166,10 +185,9 @@ class _Run:
         with arithmetic(self.config, self.runtime.device):
             output: StepOutput = self.module(batch)
         self.lap("forward")
-        shares: dict[str, Tensor] = {}
-        if self._measures_shares(step + 1) and len(output.parts) > 1:
-            shares = self._gradient_norms(output)
+        measured = self._all_but_one(output) if self._measures_shares(step + 1, output) else {}
         self._backward(output)
+        shares = self._shares(measured, output) if measured else {}
         self.lap("backward")
         norm = nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
         if self.config.clip_norm is not None:
@@ -186,10 +204,11 @@ class _Run:
         self.lap("optimizer")
         return output, norm, shares
 
-    def _measures_shares(self, done: int) -> bool:
-        """The first logged step, and then one in ``share_every``: it costs a backward pass a part."""
+    def _measures_shares(self, done: int, output: StepOutput) -> bool:
+        """The first logged step, and then one in ``share_every``: it costs a backward pass for each part but one."""
         logged, rest = divmod(done, self.config.log_every)
-        return rest == 0 and (logged == 1 or logged % self.plan.share_every == 0)
+        several = len(output.parts) > 1 and not self.method.needs_task_gradients and not self.sharded
+        return several and rest == 0 and (logged == 1 or logged % self.plan.share_every == 0)
 
     def _backward(self, output: StepOutput) -> None:
         if not self.method.needs_task_gradients or output.task_losses is None:
@@ -208,11 +227,20 @@ class _Run:
         flat = torch.cat([_or_zeros(g, one).flatten() for g, one in zip(gradients, self.parameters, strict=True)])
         return sum_over_ranks(flat) / self.runtime.world
 
-    def _gradient_norms(self, output: StepOutput) -> dict[str, Tensor]:
-        norms = {
-            name: self._flat_gradient(part).norm() if part.requires_grad else torch.zeros_like(part)
-            for name, part in output.parts.items()
+    def _all_but_one(self, output: StepOutput) -> dict[str, Tensor]:
+        """Gradients of the parts, flat, without the last: that one is what is left of their sum."""
+        return {
+            name: self._flat_gradient(part) if part.requires_grad else torch.zeros_like(part)
+            for name, part in list(output.parts.items())[:-1]
         }
+
+    def _shares(self, measured: dict[str, Tensor], output: StepOutput) -> dict[str, Tensor]:
+        """Each part's share of the gradient's length."""
+        last = torch.cat([_or_zeros(one.grad, one).flatten() for one in self.parameters])
+        for gradient in measured.values():
+            last = last - gradient
+        norms = {name: gradient.norm() for name, gradient in measured.items()}
+        norms[list(output.parts)[-1]] = last.norm()
         total = torch.stack(tuple(norms.values())).sum().clamp(min=1e-30)
         return {name: norm / total for name, norm in norms.items()}
 
@@ -247,6 +275,8 @@ class _Run:
     # -- records ----------------------------------------------------------------------------------------------------
 
     def _log(self, done: int, output: StepOutput, norm: Tensor, shares: dict[str, Tensor], rate: float) -> None:
+        if not self.runtime.is_main:
+            return  # no rank waits for what it does not write
         values = {name: float(value) for name, value in output.values.items()}
         record: dict[str, Any] = {
             "step": done,
@@ -300,6 +330,21 @@ class _Run:
             return interruption.signal_number is not None
         # Ranks agree now and then, so that all of them stop after the same step.
         return done % 10 == 0 and any_rank(interruption.signal_number is not None, self.runtime.device)
+
+    def _lost_rank(self, done: int) -> TrainingError:
+        """Another rank died while this one waited for it. Weights and averages are those after step ``done``."""
+        kept = "the ranks that are left wrote no checkpoint"
+        if self.folder is not None and self.runtime.is_main and not self.sharded:
+            self._checkpoint(done)
+            kept = f"a checkpoint was written after step {done}"
+        return TrainingError(
+            f"another rank was lost after step {done} of {self.config.steps}; {kept}",
+            expected=f"{self.runtime.world} ranks",
+            do=f"see why it ended (killed, out of memory), then: holdfast develop --resume {self.folder.root}, "
+            "on any number of ranks"
+            if self.folder
+            else "see why it ended (killed, out of memory) and start again",
+        )
 
     def _interruption(self, done: int, interruption: _Interruption) -> Interrupted:
         return Interrupted(

@@ -113,7 +113,7 @@ def made_up_run(
     if config.checkpoint_activations:
         new.towers.checkpoint_activations()
     method = Holdfast(new, method_config, config.steps)
-    with arithmetic(config, runtime.device):
+    with arithmetic(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
     views = ViewSettings(config.augment, method_config.views, config.crop_scale, config.flip)

@@ -1,0 +1,125 @@
+"""Runs of a small round, alone or as one rank of several: what the tests of many ranks start in processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.artifacts import RunFolder
+from holdfast.config import TrainConfig
+from holdfast.config.methods import (
+    Co2lConfig,
+    DerConfig,
+    FinetuneConfig,
+    FlypConfig,
+    GemConfig,
+    HoldfastConfig,
+    RmConfig,
+    WcclConfig,
+)
+from holdfast.data.loaders import ViewSettings
+from holdfast.data.tasks import RoundData
+from holdfast.errors import TrainingError
+from holdfast.methods import build_method
+from holdfast.methods.base import Method
+from holdfast.model.classifier import Classifier
+from holdfast.model.clip import load_towers
+from holdfast.runtime import Runtime
+from holdfast.train.loop import Plan, train
+from tests.helpers import made_up_round
+
+STEPS = 20
+METHODS: dict[str, Any] = {
+    "holdfast": HoldfastConfig(beta=50.0),
+    "holdfast paired": HoldfastConfig(beta=50.0, views="paired", slack=1.0),
+    "rm": RmConfig(),
+    "finetune": FinetuneConfig(),
+    "flyp": FlypConfig(),
+    "wccl": WcclConfig(),
+    "gem": GemConfig(),
+    "co2l": Co2lConfig(),
+    "der": DerConfig(beta=1.0),
+}
+
+
+def round_data() -> RoundData:
+    """Tasks of uneven sizes, one of them smaller than a step's minibatch."""
+    return made_up_round(counts=(13, 2, 9, 5), target=11, negatives=17)
+
+
+def method_of(name: str, data: RoundData) -> Method:
+    towers = load_towers("tiny", None, seed=1).double()
+    # The token table is most of the tiny model and sees a few rows only: frozen, a step is four times as fast.
+    old = Classifier(towers, data.tasks.classes, data.tasks.prompts, 0.05).frozen_copy()
+    new = old.copy().requires_grad_(True)
+    built = build_method(new, METHODS[name], STEPS)
+    for part, parameter in new.towers.named_parameters():
+        parameter.requires_grad_("token_embedding" not in part and "logit_scale" not in part)
+    if built.linear:
+        for parameter in new.towers.text_parameters():
+            parameter.requires_grad_(False)
+        new.use_linear()
+    elif built.uses_heads:
+        new.begin_round(4, 0)
+    built.prepare(old, data)
+    return built.double()
+
+
+def plan_of(name: str, **changes: Any) -> Plan:
+    settings: dict[str, Any] = {
+        "steps": STEPS,
+        "batch": 10,
+        "target_share": 0.4,
+        "tasks_per_step": 3,
+        "images_per_task": 3,
+        "learning_rate": 1e-4,
+        "log_every": 5,
+        "checkpoint_every": 8,
+        "device": "cpu",
+        "precision": "float64",
+    }
+    config = TrainConfig(**(settings | changes))
+    views = ViewSettings(True, getattr(METHODS[name], "views", "clean"), (0.7, 1.0), True)
+    return Plan(config, views, 0, "sha256:test", evaluate_every=1)
+
+
+def run(
+    name: str, runtime: Runtime, folder: Path | None = None, die_after: int | None = None, **changes: Any
+) -> Method:
+    """A whole run; with ``die_after``, rank 1 kills itself after that step."""
+    data = round_data()
+    method = method_of(name, data)
+
+    def look(done: int, _method: Method) -> dict[str, Any]:
+        if done == die_after and runtime.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    run_folder = None if folder is None else RunFolder(folder)
+    train(method, data, plan_of(name, **changes), runtime, run_folder, look)
+    return method
+
+
+def one_rank(
+    rank: int, world: int, meeting: str, out: str, names: list[str], folder: str | None, options: dict[str, Any]
+) -> None:
+    """What a spawned process does: meet the others, run, save the result (or the error's text)."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    runtime = Runtime(torch.device("cpu"), rank, world)
+    place = Path(folder) if folder else None
+    try:
+        states = {name: run(name, runtime, place, **options).state_dict() for name in names}
+        torch.save(states, Path(out) / f"{rank}.pt")
+    except TrainingError as error:
+        (Path(out) / f"{rank}.txt").write_text(error.text())
+        os._exit(1)  # the process group is broken; leaving it in order would wait for the dead
+    dist.destroy_process_group()
