@@ -139,13 +139,32 @@ def test_negatives_are_deterministic_distinct_and_free_of_the_words(write_captio
     assert other["hashes"]["negatives"] != first["hashes"]["negatives"]
 
 
-def test_a_pool_that_is_too_small_changes_the_effort_and_not_the_result(write_captions, tmp_path: Path) -> None:
-    captions = [f"picture {i}" for i in range(3000)] + ["fog"] * 60
-    source = write_captions(captions)
-    small = search(str(source), SearchQuery(Words("fog"), pool=20), tmp_path / "small", threads=1)
-    large = search(str(source), SearchQuery(Words("fog"), pool=10_000), tmp_path / "large", threads=1)
-    assert small["counts"]["negatives"] == 600
-    assert small == large
+def test_many_are_needed_from_few(write_captions, tmp_path: Path) -> None:
+    """All that are left are taken when there are fewer than asked for, whatever the first guess of the share was."""
+    captions = ["fog"] * 60 + [f"picture {i}" for i in range(300)] + ["picture 7"] * 50
+    counts = search(str(write_captions(captions)), SearchQuery(Words("fog")), tmp_path / "out", threads=1)["counts"]
+    assert counts["negatives"] == 300
+    assert sorted(negative_texts(tmp_path / "out")) == sorted({f"picture {i}" for i in range(300)})
+
+
+def test_negatives_come_from_many_blocks_and_every_block_is_as_likely(tmp_path: Path, monkeypatch) -> None:
+    from holdfast.data.retrieve import negatives as module
+
+    monkeypatch.setattr(module, "BLOCK_ROWS", 100)
+    captions = [f"picture {i}" for i in range(20_000)] + ["fog"] * 40
+    path = tmp_path / "meta.parquet"
+    table = pa.table({"URL": [f"http://a.test/{i}" for i in range(len(captions))], "TEXT": captions})
+    pq.write_table(table, path, row_group_size=1000)
+    used: set[int] = set()
+    for seed in range(12):
+        out = tmp_path / str(seed)
+        search(str(path), SearchQuery(Words("fog"), seed=seed), out, threads=1)
+        rows = pq.read_table(RetrievalFolder(out).negatives)["row"].to_pylist()
+        blocks = {row // 100 for row in rows}
+        assert len(rows) == 400
+        assert 14 <= len(blocks) <= 32
+        used |= blocks
+    assert len(used) > 100, "200 blocks, 12 draws of 16 or more: most blocks are drawn from by some seed"
 
 
 def test_one_file_and_many_give_the_same_rows(write_captions, tmp_path: Path) -> None:
@@ -162,7 +181,7 @@ def test_one_file_and_many_give_the_same_rows(write_captions, tmp_path: Path) ->
     pattern = search(str(tmp_path / "parts" / "**" / "*.parquet"), query, tmp_path / "glob", threads=1)["counts"]
     assert one == folder == pattern
     assert set(found_texts(tmp_path / "one")) == set(found_texts(tmp_path / "folder"))
-    assert sorted(negative_texts(tmp_path / "one")) == sorted(negative_texts(tmp_path / "glob"))
+    assert negative_texts(tmp_path / "folder") == negative_texts(tmp_path / "glob")
 
 
 def test_ratio_zero_draws_no_negatives(write_captions, tmp_path: Path) -> None:
@@ -186,12 +205,12 @@ def test_a_stopped_search_goes_on_with_the_next_file(write_captions, tmp_path: P
 
     real = module.scan_files
 
-    def breaks(connection, group, query, limit):
+    def breaks(connection, group, query):
         ((_, file),) = group
         scanned.append(file.name)
         if file.name == "2.parquet" and scanned.count("2.parquet") == 1:
             raise KeyboardInterrupt
-        yield from real(connection, group, query, limit)
+        yield from real(connection, group, query)
 
     monkeypatch.setattr(module, "scan_files", breaks)
     monkeypatch.setattr(module, "_GROUP_ROWS", 5)

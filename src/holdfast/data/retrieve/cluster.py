@@ -28,12 +28,12 @@ def import_ray() -> Any:
 
 
 def scan_to_bytes(
-    index: int, file: MetadataFile, query: SearchQuery, limit: int, s3: S3Options | None, memory: str, spill: str
+    index: int, file: MetadataFile, query: SearchQuery, s3: S3Options | None, memory: str, spill: str
 ) -> bytes:
     """Scan one file with one thread; the rows come back as a small Arrow file."""
     sink = io.BytesIO()
     with connect(memory, 1, Path(spill), s3, [file]) as connection:
-        batches = list(scan_files(connection, [(index, file)], query, limit))
+        batches = list(scan_files(connection, [(index, file)], query))
     if batches:
         pq.write_table(pa.Table.from_batches(batches), sink, compression="zstd")
     return sink.getvalue()
@@ -43,7 +43,6 @@ def scan_on_cluster(
     address: str,
     files: list[MetadataFile],
     query: SearchQuery,
-    limit: int,
     parts: Path,
     s3: S3Options | None,
     memory: str,
@@ -70,7 +69,7 @@ def scan_on_cluster(
     remote = ray.remote(num_cpus=1)(scan_to_bytes)
     # A worker's spill goes to its own temporary folder: `parts` may not exist there.
     waiting = {
-        remote.remote(index, file, query, limit, s3, memory, "/tmp"): index
+        remote.remote(index, file, query, s3, memory, "/tmp"): index
         for index, file in enumerate(files)
         if not part_path(parts, index).exists()
     }

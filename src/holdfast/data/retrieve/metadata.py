@@ -72,6 +72,7 @@ class MetadataFile:
     rows: int
     footer: str
     columns: tuple[str, ...]
+    row_groups: tuple[int, ...]  # rows of each
 
     def described(self) -> dict[str, Any]:
         """What the manifest says of it."""
@@ -133,12 +134,12 @@ def _described(store: pafs.FileSystem, path: str, name: str, prefix: str = "") -
             length = int.from_bytes(file.read_at(4, size - 8), "little")
             footer = hashlib.sha256(file.read_at(length + 8, size - length - 8)).hexdigest()
             columns = tuple(parquet.schema_arrow.names)
-            rows = parquet.metadata.num_rows
+            groups = tuple(parquet.metadata.row_group(i).num_rows for i in range(parquet.metadata.num_row_groups))
     except (pa.ArrowException, OSError) as error:
         raise UserError(
             f"{prefix}{path} is not readable as Parquet", found=str(error).splitlines()[0][:200], do="check the file"
         ) from error
-    return MetadataFile(name, prefix + path, size, rows, f"sha256:{footer}", columns)
+    return MetadataFile(name, prefix + path, size, sum(groups), f"sha256:{footer}", columns, groups)
 
 
 def column_names(file: MetadataFile, chosen: dict[str, str]) -> dict[str, str]:

@@ -1,12 +1,8 @@
-"""Search: one streaming pass of DuckDB over the captions, for those with the words and for random ones without.
+"""Search: one streaming pass of DuckDB over the captions for those with the words, then random ones without.
 
-The scan is asked one question about one column, ``quick word test OR small hash``, which DuckDB evaluates inside its
-Parquet reader, before it decodes the other columns; the exact whole-word test runs on the few rows that come out.
-
-Negatives are the captions with the smallest hash, up to ``ratio`` times the number found: a uniform sample of the
-distinct captions that contain none of the words, the same on every run and for any split of the work. The number found
-is known only at the end, so the pass keeps a pool of the smallest hashes; where the pool proves too small, a second
-pass with a larger one is made, and its result is the same as if the pool had been large enough at once.
+The scan is asked one cheap question about one column, which DuckDB evaluates inside its Parquet reader, before it
+decodes the other columns; the exact whole-word test runs on the few rows that come out. The negatives are drawn when
+the number found is known (:mod:`holdfast.data.retrieve.negatives`).
 """
 
 from __future__ import annotations
@@ -33,13 +29,13 @@ from holdfast.data.retrieve.metadata import (
     import_duckdb,
     quoted,
 )
+from holdfast.data.retrieve.negatives import draw_negatives
 from holdfast.data.retrieve.words import Words
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     import duckdb
 
-_HASH_END = 2**64
 _PART_ROWS = 65_536
 _GROUP_ROWS = 8_000_000  # rows of one query: enough that its fixed costs vanish, few enough to lose little when stopped
 _PART = pa.schema(
@@ -49,12 +45,11 @@ _PART = pa.schema(
         pa.field("url", pa.string()),
         pa.field("text", pa.string()),
         pa.field("license", pa.string()),
-        pa.field("hash", pa.uint64(), nullable=False),
         pa.field("kind", pa.int8(), nullable=False),
     ]
 )
 # What became of a row that the scan handed out.
-NOTHING, FOUND, EXCLUDED, FILTERED, NEGATIVE = -1, 0, 1, 2, 3
+NOTHING, FOUND, EXCLUDED, FILTERED = -1, 0, 1, 2
 
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -70,7 +65,6 @@ class SearchQuery:
     min_similarity: float | None = None
     nsfw: Literal["unlikely", "unsure", "any"] = "unsure"  # the least safe tag that is still taken
     columns: dict[str, str] = field(default_factory=dict[str, str])
-    pool: int | None = None  # captions kept as possible negatives in the first pass; None: half a per cent of the rows
 
     def __post_init__(self) -> None:
         if self.ratio < 0:
@@ -79,8 +73,8 @@ class SearchQuery:
             raise UserError(f"--nsfw got {self.nsfw!r}", expected="unlikely, unsure or any")
 
     def described(self) -> dict[str, Any]:
-        """What the manifest says of it. The pool is left out: it changes the effort, never the result."""
-        return {**asdict(self.words), **{k: v for k, v in asdict(self).items() if k not in ("words", "pool")}}
+        """What the manifest says of it."""
+        return {**asdict(self.words), **{name: value for name, value in asdict(self).items() if name != "words"}}
 
 
 def search(
@@ -109,27 +103,21 @@ def search(
     done = folder.step("search")
     if done is not None and done["request"] == fingerprint_json(request) and _untouched(folder, done):
         return done
-    total = sum(file.rows for file in files)
-    pool = query.pool or min(max(total // 200, 20_000), 1_000_000)
-    while True:
-        limit = 0 if query.ratio == 0 else _HASH_END if pool >= total else int(_HASH_END * (pool / total))
-        parts = folder.found.parent / f"parts-{fingerprint_json([request, limit])[7:19]}"
-        parts.mkdir(parents=True, exist_ok=True)
-        if cluster is None:
-            _scan_here(files, query, limit, parts, s3, memory, threads, progress)
-        else:
-            from holdfast.data.retrieve.cluster import scan_on_cluster
+    parts = folder.found.parent / f"parts-{fingerprint_json(request)[7:19]}"
+    parts.mkdir(parents=True, exist_ok=True)
+    if cluster is None:
+        _scan_here(files, query, parts, s3, memory, threads, progress)
+    else:
+        from holdfast.data.retrieve.cluster import scan_on_cluster
 
-            scan_on_cluster(cluster, files, query, limit, parts, s3, memory, progress)
-        counts = _merge(query, parts, folder, memory, threads)
-        if counts["negatives"] >= query.ratio * counts["found"] or limit in (0, _HASH_END):
-            break
-        # Some of the pool falls away as filtered or repeated, hence the margin.
-        pool = 2 * max(pool, query.ratio * counts["found"])
+        scan_on_cluster(cluster, files, query, parts, s3, memory, progress)
+    with connect(memory, threads, parts, s3, files) as connection:
+        counts = _merge(connection, parts, folder)
+        counts["negatives"] = draw_negatives(connection, files, query, counts["found"], folder)
     section = {
         "request": fingerprint_json(request),
         **request,
-        "counts": {"rows": total, **counts},
+        "counts": {"rows": sum(file.rows for file in files), **counts},
         "hashes": {"found": fingerprint_file(folder.found), "negatives": fingerprint_file(folder.negatives)},
     }
     folder.finish("search", section)
@@ -163,7 +151,6 @@ def check_columns(file: MetadataFile, query: SearchQuery) -> dict[str, str]:
 def _scan_here(
     files: list[MetadataFile],
     query: SearchQuery,
-    limit: int,
     parts: Path,
     s3: S3Options | None,
     memory: str,
@@ -181,7 +168,7 @@ def _scan_here(
                 report = (
                     None if progress is None else lambda file, row, starts=starts: progress(starts[file] + row, total)
                 )
-                write_part(path, scan_files(connection, group, query, limit), report)
+                write_part(path, scan_files(connection, group, query), report)
             if progress is not None:
                 progress(before, total)
 
@@ -220,38 +207,28 @@ def part_path(parts: Path, index: int) -> Path:
     return parts / f"{index:06d}.parquet"
 
 
-def scan_files(
-    connection: duckdb.DuckDBPyConnection, group: Group, query: SearchQuery, limit: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows of some files that count, in order: found, excluded, filtered, and candidates for negatives."""
+def scan_files(connection: duckdb.DuckDBPyConnection, group: Group, query: SearchQuery) -> Iterator[pa.RecordBatch]:
+    """The rows of some files that contain the words, in order: found, excluded or filtered."""
     names = check_columns(group[0][1], query)
     first = group[0][0]
     place = f"file_index + {first}" if len(group) > 1 else f"{first}"
     locations = ", ".join(quoted(file.location) for _, file in group)
     url, text = identifier(names["url"]), identifier(names["text"])
     words = query.words
-    row_hash = f"hash({text}, {int(query.seed)})"
     quick = " OR ".join(f"regexp_matches({text}, {quoted(one)})" for one in words.quick)
-    small = f"{row_hash} < {limit}::UBIGINT" if limit < _HASH_END else f"{text} IS NOT NULL"
-    passes = _passes(names, query)
     excluded = f"regexp_matches({text}, {quoted(words.excluded)})" if words.excluded else "false"
-    whole, loose = (f"regexp_matches({text}, {quoted(one)})" for one in (words.whole, words.loose))
-    # The cheap test comes first: the others are then evaluated on the rows that pass it, and on no others.
     statement = (
         "SELECT *, kind >= 0 AS wanted FROM ("
         f"SELECT ({place})::INT AS file, file_row_number AS row, {url}::VARCHAR AS url, {text}::VARCHAR AS text,"
-        f" {identifier(names['license']) if 'license' in names else 'NULL'}::VARCHAR AS license, {row_hash} AS hash,"
-        f" CASE WHEN {url} IS NULL OR {text} IS NULL THEN {NOTHING}"
-        f" WHEN ({quick}) THEN (CASE WHEN {whole} THEN"
-        f" (CASE WHEN {excluded} THEN {EXCLUDED} WHEN {passes} THEN {FOUND} ELSE {FILTERED} END)"
-        f" WHEN {loose} OR NOT ({small}) THEN {NOTHING} WHEN {passes} THEN {NEGATIVE} ELSE {NOTHING} END)"
-        f" WHEN {passes} THEN {NEGATIVE} ELSE {NOTHING} END::TINYINT AS kind"
-        f" FROM read_parquet([{locations}], file_row_number = true)"
-        f" WHERE {quick} OR {small})"
+        f" {license_column(names)} AS license,"
+        f" CASE WHEN {url} IS NULL OR NOT regexp_matches({text}, {quoted(words.whole)}) THEN {NOTHING}"
+        f" WHEN {excluded} THEN {EXCLUDED}"
+        f" WHEN {passes(names, query)} THEN {FOUND} ELSE {FILTERED} END::TINYINT AS kind"
+        f" FROM read_parquet([{locations}], file_row_number = true) WHERE {quick})"
     )
     engine = import_duckdb()
     try:
-        for batch in _stream(connection, statement):
+        for batch in stream(connection, statement):
             kept = batch.filter(batch.column("wanted"))
             yield pa.RecordBatch.from_arrays([kept.column(one.name).cast(one.type) for one in _PART], schema=_PART)
     except (engine.Error, pa.ArrowException) as error:
@@ -263,7 +240,12 @@ def scan_files(
         ) from error
 
 
-def _passes(names: dict[str, str], query: SearchQuery) -> str:
+def license_column(names: dict[str, str]) -> str:
+    """The licence as SQL, NULL where there is no such column."""
+    return f"{identifier(names['license']) if 'license' in names else 'NULL'}::VARCHAR"
+
+
+def passes(names: dict[str, str], query: SearchQuery) -> str:
     """The filters on size, similarity and NSFW tag; a row that has no value does not pass a filter on it."""
     tests: list[str] = []
     if query.min_side is not None:
@@ -279,7 +261,7 @@ def _passes(names: dict[str, str], query: SearchQuery) -> str:
 def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[int, int], None] | None = None) -> None:
     """Stream batches into a part; it gets its name only when it is whole."""
     temporary = path.with_suffix(".tmp")
-    with pq.ParquetWriter(temporary, _PART, compression="zstd") as writer:
+    with pq.ParquetWriter(temporary, _PART, compression="lz4", use_dictionary=False) as writer:
         for batch in batches:
             if len(batch):
                 writer.write_batch(batch)
@@ -288,55 +270,34 @@ def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[
     os.replace(temporary, path)
 
 
-def _merge(
-    query: SearchQuery,
-    parts: Path,
-    folder: RetrievalFolder,
-    memory: str,
-    threads: int | None,
-) -> dict[str, int]:
-    """Put the parts together: everything found, and the negatives with the smallest hashes."""
-    with connect(memory, threads, parts, None, ()) as connection:
-        connection.execute(f"CREATE VIEW part AS SELECT * FROM read_parquet({quoted(str(parts / '*.parquet'))})")
-        kinds = dict(connection.execute("SELECT kind, count(*) FROM part GROUP BY kind").fetchall())
-        found = kinds.get(FOUND, 0)
-        urls = _single(connection, f"SELECT count(DISTINCT url) FROM part WHERE kind = {FOUND}")
-        _write_rows(connection, f"SELECT * FROM part WHERE kind = {FOUND} ORDER BY file, row", folder.found)
-        # One row a caption and one a URL, the first of each; none that was found under another caption.
-        first = "QUALIFY row_number() OVER (PARTITION BY {} ORDER BY hash, file, row) = 1"
-        negatives = (
-            f"SELECT * FROM part WHERE kind = {NEGATIVE} AND url NOT IN (SELECT url FROM part WHERE kind = {FOUND})"
-            f" {first.format('text')}"
-        )
-        negatives = f"SELECT * FROM ({negatives}) {first.format('url')}"
-        negatives += f" ORDER BY hash, file, row LIMIT {query.ratio * found}"
-        written = _write_rows(connection, negatives, folder.negatives)
+def _merge(connection: duckdb.DuckDBPyConnection, parts: Path, folder: RetrievalFolder) -> dict[str, int]:
+    """Put the parts together: everything found, in the order of the files."""
+    connection.execute(f"CREATE VIEW part AS SELECT * FROM read_parquet({quoted(str(parts / '*.parquet'))})")
+    kinds = dict(connection.execute("SELECT kind, count(*) FROM part GROUP BY kind").fetchall())
+    urls = connection.execute(f"SELECT count(DISTINCT url) FROM part WHERE kind = {FOUND}").fetchall()
+    found = write_rows(connection, f"SELECT * FROM part WHERE kind = {FOUND} ORDER BY file, row", folder.found)
     return {
         "matched": found + kinds.get(EXCLUDED, 0) + kinds.get(FILTERED, 0),
         "excluded": kinds.get(EXCLUDED, 0),
         "filtered": kinds.get(FILTERED, 0),
         "found": found,
-        "found_urls": urls,
-        "negatives": written,
+        "found_urls": int(urls[0][0]),
     }
 
 
-def _stream(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[pa.RecordBatch]:
+def stream(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a query in batches of bounded size."""
     result: Any = connection.sql(statement)
     if result is not None:
         # DuckDB 2 renamed fetch_arrow_reader.
         yield from (getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader)(_PART_ROWS)
 
 
-def _single(connection: duckdb.DuckDBPyConnection, statement: str) -> int:
-    return int(connection.execute(statement).fetchall()[0][0])
-
-
-def _write_rows(connection: duckdb.DuckDBPyConnection, statement: str, path: Path) -> int:
+def write_rows(connection: duckdb.DuckDBPyConnection, statement: str, path: Path) -> int:
     """Write a query's rows as Parquet with Arrow, whose files are the same bytes for the same rows."""
     temporary, rows = path.with_suffix(".tmp"), 0
     with pq.ParquetWriter(temporary, ROWS, compression="zstd") as writer:
-        for batch in _stream(connection, statement):
+        for batch in stream(connection, statement):
             arrays = [batch.column(one.name).cast(one.type) for one in ROWS]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=ROWS))
             rows += len(batch)
