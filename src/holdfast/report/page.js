@@ -59,21 +59,28 @@
   tip.hidden = true;
   tip.setAttribute("role", "status");
   document.body.append(tip);
-  const show = (mark) => {
-    tip.textContent = mark.dataset.tip;
-    tip.hidden = false;
+  let shown = null;
+  const follow = () => { // the mark moves with the page
+    const mark = shown;
+    if (!mark) return;
     const box = mark.getBoundingClientRect(), mine = tip.getBoundingClientRect();
     const left = Math.min(Math.max(4, box.left + box.width / 2 - mine.width / 2), innerWidth - mine.width - 4);
     const above = box.top - mine.height - 8;
     tip.style.left = `${left}px`;
     tip.style.top = `${above < 4 ? box.bottom + 8 : above}px`;
   };
-  const hide = () => { tip.hidden = true; };
+  const show = (mark) => {
+    shown = mark;
+    tip.textContent = mark.dataset.tip;
+    tip.hidden = false;
+    follow();
+  };
+  const hide = () => { shown = null; tip.hidden = true; };
   addEventListener("pointerover", (event) => {
     const mark = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
     if (mark) show(mark); else hide();
   });
-  addEventListener("scroll", hide, { passive: true, capture: true });
+  addEventListener("scroll", follow, { passive: true, capture: true });
 
   const dialog = document.createElement("dialog");
   document.body.append(dialog);

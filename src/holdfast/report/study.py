@@ -47,9 +47,14 @@ class StudyContent:
 
     @property
     def scored(self) -> list[Mapping[str, Any]]:
-        """Rows and columns with a score on test images, best first: retention, then gain."""
+        """Rows and columns with a score on test images, best first; where none retained, the least loss."""
         found = [one for one in self.chosen if one.get("test")]
-        return sorted(found, key=lambda one: (-one["test"]["retention_ratio"], -one["test"]["target_gain"][0]))
+        return sorted(found, key=lambda one: _rank(one["test"]))
+
+
+def _rank(told: Mapping[str, Any]) -> tuple[float, float, float]:
+    retained, gain, worst = told["retention_ratio"], told["target_gain"][0], told["dev_safety"][0]
+    return (-retained, -gain, -worst) if retained else (0.0, -worst, -gain)
 
 
 def read_study(root: Path) -> StudyContent:
@@ -79,6 +84,11 @@ def study_banner(content: StudyContent) -> Markup:
         f"{first['row']} keeps every class in {percent(told['retention_ratio'], 0)} of its seeds and changes "
         f"{content.target} by {points(told['target_gain'][0])} points."
     )
+    if not told["retention_ratio"]:
+        headline = (
+            f"No method kept every class in any seed; {first['row']} lost least, "
+            f"{points(told['dev_safety'][0])} points on its worst class."
+        )
     claim = (
         f"Best of {count(len({one['row'] for one in best}), 'method')} by share of seeds without any loss, then by "
         f"gain of the target, on test images ({first['column']})."
@@ -98,8 +108,10 @@ def study_sections(content: StudyContent) -> list[Section]:
     titles = {"results": "Results in the paper's layout", "settings": "Chosen settings"}
     for name in names:
         if name in content.tables:
-            title = titles.get(name, f"Change of every task ({name.removeprefix('tasks').strip('-') or 'all'})")
-            made.append(Section(name, title.split(" ")[0], title, _csv_table(name, content.tables[name])))
+            column = name.removeprefix("tasks").strip("-")
+            title = titles.get(name, f"Change of every task{f', {column}' if column else ''}")
+            short = {"results": "Results", "settings": "Settings"}.get(name, f"Tasks {column}".strip())
+            made.append(Section(name, short, title, _csv_table(name, content.tables[name])))
     made.append(Section("figures", "Figures", "Figures", _figures(content)))
     made.append(Section("jobs", "Jobs", "Jobs", _jobs(content)))
     return [one for one in made if one.body]

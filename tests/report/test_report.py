@@ -1,0 +1,245 @@
+"""The page is complete, says what may be said, and nothing in a name or a file becomes part of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.certify.paired import lower_bounds
+from holdfast.errors import UserError
+from holdfast.report.content import read_run
+from holdfast.report.figures import confusion_counts
+from holdfast.report.markup import change_mark, points, tag
+from holdfast.report.page import write_report
+from tests.compare.fabricated import comparison, finish, make_study
+from tests.report.fabricated import HOSTILE, made_up_run
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and text of a page, as a browser would find them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._inside: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._inside:
+            del self._inside[len(self._inside) - 1 - self._inside[::-1].index(tag) :]
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self._inside):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def with_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for _, attributes in self.elements if name in (attributes.get("class") or "").split()]
+
+
+def page_of(run: Path, out: Path) -> tuple[str, Reader]:
+    write_report(run, out)
+    page = out.read_text(encoding="utf-8")
+    return page, Reader(page)
+
+
+def test_a_certified_run_says_so_with_claim_margin_and_confidence(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", margin=0.3)
+    _, page = page_of(run, tmp_path / "out.html")
+    assert "each of the 4 protected classes keeps its accuracy to within 30 points" in page.text
+    assert "Confidence 95 %" in page.text
+    assert "at most 5 times in 100" in page.text
+    assert "It is not P(bad | shipped)" in page.text
+    card = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert card["verdict"] == "certified"
+    assert card["shipped"].startswith("step-")
+    assert {one["task"] for one in card["evidence"]["tasks"]} == {"fog", "rain", "sun", "snow"}
+    assert "keeps its accuracy" in (tmp_path / "out.md").read_text(encoding="utf-8")
+
+
+def test_rows_are_worst_first_and_carry_the_certificate_s_own_figures(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", drop=0.2)
+    content = read_run(run)
+    changes = [row.difference for row in content.evidence.protected]
+    assert changes == sorted(changes)
+    told = {one["task"]: one for one in read_json(RunFolder(run).result)["certificate"]["tasks"]}
+    for row in content.evidence.rows:
+        assert row.bound == told[row.task]["simultaneous_lower_bound"]
+        assert row.difference == (row.gained - row.lost) / row.n
+
+
+def test_without_sealed_images_bounds_come_from_dev_and_are_called_no_proof(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", sealed="none", drop=0.2)
+    content = read_run(run)
+    row = content.evidence.worst
+    assert content.evidence.role == "dev"
+    assert row.bound == lower_bounds(row.gained, row.lost, row.n, (0.05 / 5,), extra=(0.3,))[0]
+    _, page = page_of(run, tmp_path / "out.html")
+    assert "they describe and do not prove" in page.text
+    assert "No certificate" in page.text
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+def test_nothing_of_a_sealed_set_is_shown_before_it_is_retired(tmp_path: Path, leftover: bool) -> None:
+    run = made_up_run(tmp_path / "run", sealed="open", source=tmp_path / "pictures")
+    folder = RunFolder(run)
+    if leftover:  # predictions that should not be there open nothing either
+        old = pq.read_table(folder.predictions("old", "dev"))
+        sealed = pq.read_table(folder.roles).to_pylist()
+        ids = [one["example_id"] for one in sealed if one["role"] == "sealed"]
+        table = old.set_column(0, "example_id", [ids])
+        pq.write_table(table, folder.predictions("old", "sealed"))
+        pq.write_table(table, folder.predictions("new", "sealed"))
+    sealed_ids = {one["example_id"] for one in pq.read_table(folder.roles).to_pylist() if one["role"] == "sealed"}
+    content = read_run(run)
+    assert not content.retired
+    assert [pair.role for pair in content.pairs] == ["dev"]
+    assert not {str(one) for pair in content.pairs for one in pair.ids} & sealed_ids
+    page, read = page_of(run, tmp_path / "out.html")
+    assert not [one for one in sealed_ids if one in page]
+    assert "the set is still sealed" in read.text
+    assert content.evidence.role == "dev"
+
+
+def test_a_retired_set_is_shown_in_full(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", sealed="passed", drop=0.3, source=tmp_path / "pictures")
+    content = read_run(run)
+    assert [pair.role for pair in content.pairs] == ["sealed", "dev"]
+    _, page = page_of(run, tmp_path / "out.html")
+    assert "sealed, retired" in page.text
+
+
+def test_pictures_come_from_the_source_and_only_where_their_bytes_are_unchanged(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", drop=0.5, sealed="none", source=tmp_path / "pictures")
+    _, page = page_of(run, tmp_path / "a.html")
+    shown = [one for name, one in page.elements if name == "img"]
+    assert len(shown) == len(page.with_class("lost")) + len(page.with_class("gained"))
+    assert all(str(one["src"]).startswith("data:image/") for one in shown)
+    for file in (tmp_path / "pictures").rglob("*.png"):
+        file.write_bytes(file.read_bytes() + b" ")
+    _, page = page_of(run, tmp_path / "b.html")
+    assert not [one for name, one in page.elements if name == "img"]
+    assert "the source of this picture is gone, or the file changed" in page.text
+
+
+def test_every_lost_image_is_named_with_both_predictions(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", drop=0.3, sealed="none", source=tmp_path / "pictures")
+    pair = read_run(run).pairs[0]
+    expected = {f"{pair.label[row]} {pair.old[row]} {pair.new[row]}" for row in pair.lost}
+    _, page = page_of(run, tmp_path / "out.html")
+    found = {" ".join(str(one["data-find"]).split(" ")[:3]) for one in page.with_class("lost")}
+    assert found == expected
+    assert len(page.with_class("lost")) == len(pair.lost)
+
+
+def test_hostile_names_are_text_and_the_policy_allows_nothing_else(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", HOSTILE, drop=0.3, source=tmp_path / "pictures", sealed="none")
+    page, read = page_of(run, tmp_path / "out.html")
+    assert [name for name, _ in read.elements].count("script") == 1
+    assert not [one for _, one in read.elements if any(key.startswith("on") or key == "style" for key in one)]
+    assert "<script>window.hit=1</script>" in read.text
+    assert "a‹202E›b&amp;‹0007›" in read.text
+    assert "\u202e" not in page
+    policy = next(str(one["content"]) for _, one in read.elements if one.get("http-equiv"))
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    markdown = (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+
+
+def test_no_address_outside_the_page(tmp_path: Path) -> None:
+    page, read = page_of(made_up_run(tmp_path / "run", source=tmp_path / "pictures"), tmp_path / "out.html")
+    links = [one.get("href") or one.get("src") for _, one in read.elements if one.get("href") or one.get("src")]
+    assert links
+    assert all(str(one).startswith(("#", "data:image/")) for one in links)
+    assert "@import" not in page
+    assert len(page) < 6_000_000
+
+
+def test_making_a_page_never_loads_torch(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run")
+    script = (
+        "import sys; from pathlib import Path; from holdfast.report.page import write_report; "
+        f"write_report(Path({str(run)!r})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    assert (run / "report.html").exists()
+
+
+def test_candidates_tell_no_more_than_the_sequence_does(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", sealed="failed")
+    assert [one.outcome for one in read_run(run).candidates] == ["did not pass", "not tested", "not tested"]
+    folder = RunFolder(run)
+    result = read_json(folder.result)
+    result |= {"chosen": result["order"][1], "kept_old": False}
+    write_json(folder.result, result)
+    assert [one.outcome for one in read_run(run).candidates] == ["passed", "shipped", "did not pass"]
+
+
+def test_confusion_counts_are_those_of_a_plain_count() -> None:
+    random = np.random.default_rng(0)
+    classes = ["a", "b", "c"]
+    label, said = (np.array(classes, dtype=object)[random.integers(0, 3, 200)] for _ in range(2))
+    table = confusion_counts(label, said, classes)
+    for row, one in enumerate(classes):
+        for column, other in enumerate(classes):
+            assert table[row, column] == sum((label == one) & (said == other))
+
+
+def test_a_drop_is_marked_by_more_than_colour() -> None:
+    assert "▼" in change_mark(-0.001)
+    assert "▼" not in change_mark(0.001)
+    assert points(-0.0123) == "−1.2"
+    assert points(-0.00001) == "0.0"
+
+
+def test_elements_escape_text_and_attributes() -> None:
+    assert tag("b", "<i>", title='"x"') == '<b title="&quot;x&quot;">&lt;i&gt;</b>'
+
+
+def test_a_folder_of_another_kind_and_an_unfinished_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither a run"):
+        write_report(tmp_path)
+    run = made_up_run(tmp_path / "run")
+    RunFolder(run).result.unlink()
+    with pytest.raises(UserError, match="not finished"):
+        write_report(run)
+
+
+def test_a_study_shows_its_tables_and_figures(tmp_path: Path) -> None:
+    from holdfast.compare.choose import choose, read_records
+    from holdfast.compare.grid import plan
+    from holdfast.compare.output import write_outputs
+
+    study = make_study(tmp_path)
+    jobs = plan(study, tmp_path)
+    for number, job in enumerate(jobs):
+        finish(job, -number, 20, test=comparison(-number, 20))
+    records = read_records(jobs)
+    write_outputs(study, jobs, records, choose(jobs, records), tmp_path, figures=True)
+    write_json(tmp_path / "study.json", study.config.model_dump(mode="json"))
+    _, page = page_of(tmp_path, tmp_path / "out.html")
+    chosen = read_json(tmp_path / "chosen.json")[0]
+    assert f"{chosen['row']} keeps every class in 50 % of its seeds" in page.text
+    assert "+40.0 points" in page.text
+    figures = [one for name, one in page.elements if name == "img"]
+    assert len(figures) == len(list((tmp_path / "figures").glob("*.png"))) > 2
+    card = read_json(tmp_path / "out.json")
+    assert card["results"][0]["retention_ratio"] == 0.5
