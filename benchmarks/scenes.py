@@ -50,7 +50,7 @@ WORDS = {"buildings": "buildings", "forest": "a forest", "glacier": "a glacier",
 TEMPLATES = ("a photo of {}", "a picture that shows {}", "{} on a clear day", "a view of {}", "{} in the distance")
 ROLES = {"base": 300, "dev": 200, "sealed": 690}
 SIZE, ENLARGE, WIDTH, DIM, HIDDEN = 64, 2, 384, 256, 512
-NEGATIVES = 2500
+NEGATIVES, ALIGNED = 2500, 4000
 
 
 def prompt(name: str) -> str:
@@ -126,7 +126,8 @@ def prepare(data: Path, out: Path) -> None:
     prompts = sorted({template.format(WORDS[name]) for template in TEMPLATES for name in CLASSES})
     kept = generator("flickr negatives").permutation(len(flickr))[:NEGATIVES]
     texts = [*prompts, *sorted({captions[i][0] for i in kept})]
-    towers, features = _align(flickr, captions, texts)
+    paired = generator("flickr alignment").permutation(len(flickr))[:ALIGNED]
+    towers, features = _align([flickr[i] for i in paired], [captions[i] for i in paired], texts)
     negatives = [_shrink(flickr[i]) for i in kept]
     blob = b"".join([*contents, *negatives])
     sizes = [len(one) for one in [*contents, *negatives]]
@@ -170,7 +171,7 @@ def _align(pictures: list[bytes], captions: list[list[str]], texts: list[str]) -
     parts = PartTowers.load("parts-128", None, seed=0)
     with torch.no_grad():
         image = torch.cat([parts.image(_pixels(pictures[i : i + 64])) for i in range(0, len(pictures), 64)])
-        words = [text for group in captions for text in group[:3]]
+        words = [group[0] for group in captions]
         sentence = torch.cat(
             [parts.text_backbone(parts.tokenize(words[i : i + 256])) for i in range(0, len(words), 256)]
         )
@@ -178,14 +179,13 @@ def _align(pictures: list[bytes], captions: list[list[str]], texts: list[str]) -
     towers = PackedTowers(texts, table)
     towers.image.load_state_dict(parts.image.state_dict())
     optimizer = torch.optim.AdamW([*towers.adapter.parameters(), towers.weight], 1e-3, weight_decay=0.05)
-    sentence = sentence.view(len(pictures), 3, WIDTH)
     held = len(pictures) - 500
     for step in range(600):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * (1 + math.cos(math.pi * step / 600)) / 2
         chosen = torch.randint(held, (512,))
         one = F.normalize(towers.adapter(image[chosen]), dim=1)
-        two = F.normalize(sentence[chosen, torch.randint(3, (512,))] @ towers.weight, dim=1)
+        two = F.normalize(sentence[chosen] @ towers.weight, dim=1)
         logits = one @ two.T / 0.05
         loss = (F.cross_entropy(logits, torch.arange(512)) + F.cross_entropy(logits.T, torch.arange(512))) / 2
         optimizer.zero_grad()
@@ -194,12 +194,12 @@ def _align(pictures: list[bytes], captions: list[list[str]], texts: list[str]) -
     with torch.no_grad():
         one, two = (
             F.normalize(towers.adapter(image[held:]), dim=1),
-            F.normalize(sentence[held:, 0] @ towers.weight, dim=1),
+            F.normalize(sentence[held:] @ towers.weight, dim=1),
         )
         recall = (
             ((one @ two.T).argsort(dim=1, descending=True)[:, :10] == torch.arange(500)[:, None]).any(1).float().mean()
         )
-    print(f"aligned on {held} pairs: loss {float(loss):.2f}, recall@10 of 500 held-out pairs {float(recall):.2f}")
+    print(f"aligned on {held} pairs: loss {loss.item():.2f}, recall@10 of 500 held-out pairs {float(recall):.2f}")
     return towers, table
 
 
