@@ -78,7 +78,8 @@
   const hide = () => { shown = null; tip.hidden = true; };
   addEventListener("pointerover", (event) => {
     const mark = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
-    if (mark) show(mark); else hide();
+    if (mark) show(mark);
+    else if (shown && !shown.closest("svg").matches(":focus")) hide(); // what the arrow keys show stays
   });
   addEventListener("scroll", follow, { passive: true, capture: true });
 
@@ -96,6 +97,7 @@
         at = (at + step + marks.length) % marks.length;
         show(marks[at]);
       } else if (event.key === "Enter" && enlarge) {
+        event.preventDefault(); // the same key press would close it again
         enlarge();
       } else if (event.key === "Escape") {
         hide();
