@@ -111,8 +111,7 @@ def _faster_attention(
             times[backend] = _time_attention(backend, (n, length, 3, heads, size), dtype, device)
         except RuntimeError:
             continue  # this card, shape or build does not have it
-    rest = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return [min(times, key=lambda one: times[one]), *rest] if times else rest
+    return [min(times, key=lambda one: times[one])] if times else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def _time_attention(backend: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
@@ -294,7 +293,9 @@ def _mlp(values: Tensor, dtype: torch.dtype, weights: Weights, activation: str, 
         # Only what goes into the activation is kept for the backward pass, which computes what came out of it once
         # more on the way: a quarter of a block's memory for a fourteenth of its traffic. (Nothing else in there is
         # computed twice: the compiler drops what the backward pass does not read.)
-        return checkpoint(_activated, inner, out_weight, out_bias, activation, use_reentrant=False)
+        return checkpoint(
+            _activated, inner, out_weight, out_bias, activation, use_reentrant=False, preserve_rng_state=False
+        )
     return _activated(inner, out_weight, out_bias, activation)
 
 
@@ -317,7 +318,11 @@ def _block(
     norm_weight, norm_bias, in_weight, in_bias, out_weight, out_bias = weights[:6]
     packed = _linear(_norm(values, norm_weight, norm_bias, eps_1, values.dtype), in_weight, in_bias)
     query, key, value = packed.view(n, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+    if mask is None:
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    else:  # rows that texts share are short: the scores are nothing beside the products of the block
+        score = _full(query @ key.transpose(-1, -2)) * (width // heads) ** -0.5
+        mixed = score.masked_fill(~mask, -torch.inf).softmax(dim=-1).to(values.dtype) @ value
     values = values + _linear(mixed.transpose(1, 2).reshape(n, length, width), out_weight, out_bias)
     return values + _mlp(values, values.dtype, weights[6:], activation, eps_2)
 
