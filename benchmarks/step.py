@@ -49,6 +49,16 @@ def line(name: str, figures: Figures) -> str:
     )
 
 
+def write(out: Path, short: dict[str, Any], full: dict[str, Any]) -> None:
+    """After every run: a run that is cut short keeps what it has."""
+    described = machine()
+    name = described.get("gpu", f"{described['cores']} CPU cores")
+    out.mkdir(parents=True, exist_ok=True)
+    brief = {**short, "machine": f"{name}, torch {torch.__version__}", "commit": commit()}
+    (out / "step.json").write_text(json.dumps(brief, indent=2) + "\n")
+    (out / "step-full.json").write_text(json.dumps(full, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["bdd100k", "places365"], choices=list(SHAPES))
@@ -87,15 +97,10 @@ def main() -> None:
                             entry |= {"ms": round(figures.milliseconds, 2), "gib": round(figures.memory_gib, 2)}
                         else:
                             entry["paired_ms"] = round(figures.milliseconds, 2)
+                    write(arguments.out, short, full)
                     gc.collect()
                     if torch.cuda.is_available():
                         torch.cuda.empty_cache()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    described = machine()
-    name = described.get("gpu", f"{described['cores']} CPU cores")
-    short |= {"machine": f"{name}, torch {torch.__version__}", "commit": commit()}
-    (arguments.out / "step.json").write_text(json.dumps(short, indent=2) + "\n")
-    (arguments.out / "step-full.json").write_text(json.dumps(full, indent=2) + "\n")
     print("\n".join(["", *lines]))
 
 
