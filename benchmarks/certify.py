@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from statsmodels.stats.contingency_tables import mcnemar
 
 from holdfast.artifacts import write_json
 from holdfast.certify import report as advice
@@ -54,6 +53,8 @@ def certificate_seconds(counts: list[Counts], workers: int) -> tuple[float, floa
 
 def mcnemar_seconds(counts: list[Counts]) -> float:
     """Wall time of statsmodels' exact McNemar p-values of the same tables."""
+    from statsmodels.stats.contingency_tables import mcnemar  # here: worker processes import this file too
+
     started = time.perf_counter()
     for one in counts:
         mcnemar([[one.n - one.gained - one.lost, one.lost], [one.gained, 0]], exact=True)
