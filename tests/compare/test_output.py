@@ -18,13 +18,14 @@ from tests.compare.fabricated import comparison, finish, jobs_of, make_study
 METHODS = [{"name": "rm", "label": "RM 10 %"}, {"name": "holdfast", "label": "Ours"}]
 
 
-@pytest.fixture
-def finished(tmp_path: Path) -> tuple[Path, dict[str, Table], list[Path]]:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Table], list[Path]]:
+    tmp_path = tmp_path_factory.mktemp("study")
     study = make_study(tmp_path, sizes=[100, 1000], methods=METHODS, seeds=[0, 1])
     jobs = jobs_of(study, tmp_path)
     for job in jobs:
         ours = job.row == "Ours"
-        finish(job, 0 if ours else -3, 9, test=comparison(1 if ours else -2 - job.seed, 12))
+        finish(job, 0 if ours else -3, 9, test=comparison(0 if ours else -2 - job.seed, 12))
     records = read_records(jobs)
     choices = choose(jobs, records)
     files = write_outputs(study, jobs, records, choices, tmp_path, figures=True)
@@ -39,7 +40,7 @@ def test_the_main_table_has_the_papers_layout(finished: tuple[Path, dict[str, Ta
     assert rows[0] == ["Base", "Retention Ratio//DevSafety(acc)", "100%//0.00(0.0000)", "100%//0.00(0.0000)"]
     assert rows[1] == ["", "Target wanted", "0.2000(0.0000)", "0.2000(0.0000)"]
     assert rows[2][:3] == ["RM 10 %", "Retention Ratio//DevSafety(acc)", "0.00%//-0.0500(0.0100)"]
-    assert rows[4][2] == "100.00%//0.0200(0.0000)"
+    assert rows[4][2] == "100.00%//0.0000(0.0000)"
     assert rows[5][2] == "0.4400(0.0000)"
 
 
@@ -73,7 +74,7 @@ def test_drops_are_bold_and_only_drops(finished: tuple[Path, dict[str, Table], l
     assert "<b>-0.0500(0.0100)</b>" in table.html()
     assert table.heading == ("Method", "task0", "task1", "task2", "wanted (target)", "Average")
     average = next(row for group in table.groups for row in group if row[0].text == "Ours")[-1]
-    assert average.text == f"{(1 + 1 + 1 + 12) / 50 / 4:+.4f}(0.0000)"
+    assert average.text == f"{(0 + 1 + 1 + 12) / 50 / 4:+.4f}(0.0000)"
     assert (folder / "tables" / "tasks-100.txt").exists()
 
 
