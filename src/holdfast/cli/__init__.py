@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast._version import __version__
+from holdfast.cli import bench as _bench
 from holdfast.cli import certify as _certify
 from holdfast.cli import compare as _compare
 from holdfast.cli import data as _data
+from holdfast.cli import demo as _demo
 from holdfast.cli import develop as _develop
 from holdfast.cli import diagnose as _diagnose
 from holdfast.cli import evaluate as _evaluate
@@ -43,6 +45,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
+app.command("demo")(_demo.demo)
 app.command("init")(_develop.init)
 app.command("data")(_data.data)
 app.command("pack")(_data.pack)
@@ -51,6 +54,7 @@ app.command("develop")(_develop.develop)
 app.command("tune")(_develop.tune)
 app.command("evaluate")(_evaluate.evaluate)
 app.command("export")(_export.export)
+app.command("bench")(_bench.bench)
 app.command("certify")(_certify.certify)
 app.command("plan")(_certify.plan)
 app.command("verify")(_certify.verify)
