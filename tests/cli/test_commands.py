@@ -1,0 +1,112 @@
+"""Commands as a newcomer types them: exit codes, messages, nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import cli
+from holdfast._version import __version__
+
+ROUND = """
+[task]
+target = "eight"
+[data]
+source = { kind = "digits" }
+[model]
+architecture = "tiny"
+[train]
+device = "cpu"
+"""
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["holdfast", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    out, error = capsys.readouterr()
+    return int(stopped.value.code or 0), out, error
+
+
+@pytest.fixture
+def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    return lambda *words: call(monkeypatch, capsys, *words)
+
+
+def test_version_and_help(holdfast: Any) -> None:
+    assert holdfast("--version") == (0, f"holdfast {__version__}\n", "")
+    code, out, _ = holdfast("--help")
+    assert code == 0
+    for name in ("init", "develop", "tune", "certify", "plan", "verify", "evaluate", "export", "data", "pack", "leaks"):
+        assert name in out
+
+
+def test_unknown_commands_and_options_are_the_users_mistake(holdfast: Any) -> None:
+    code, _, error = holdfast("develp")
+    assert code == 2
+    assert "develp" in error
+    code, _, error = holdfast("develop", "--sed", "3")
+    assert code == 2
+    assert "--seed" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("[train]", "[train]\nstpes = 3"), "did you mean 'steps'?"),
+        (("[train]", "[train]\nsteps = 0"), "greater than 0"),
+        (("[train]", "[train]\nbatch = -4"), "greater than or equal to 2"),
+        (('target = "eight"', 'target = "eigth"'), "did you mean 'eight'?"),
+        (('target = "eight"', 'target = "eight"\nprotected = ["one", "eight"]'), "one or the other"),
+        (('target = "eight"', 'target = "eight"\nprotected = ["one", "one"]'), "listed twice"),
+        (('target = "eight"', 'target = "eight"\nignored = ["ten"]'), "has no images"),
+        (('target = "eight"', 'target = "eight"\ntemplate = "a digit"'), "placeholder {}"),
+        (('device = "cpu"', 'device = "cuda"'), "CUDA was asked for"),
+        (('device = "cpu"', 'device = "tpu"'), "auto, cpu, cuda"),
+        (('architecture = "tiny"', 'architecture = "ViT-B-61"'), "ViT-B-16"),
+        (('architecture = "tiny"', 'start = "nowhere"'), "not a model folder"),
+        (("[train]", "[certify]\nmargin = 1.5\n[train]"), "must lie in [0, 1)"),
+        (("[train]", "[method]\nname = 'holdfst'\n[train]"), "holdfast"),
+    ],
+)
+def test_a_mistake_in_the_round_is_explained(
+    holdfast: Any, tmp_path: Path, change: tuple[str, str], expected: str
+) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND.replace(*change))
+    code, out, error = holdfast("develop", str(path), "--out", str(tmp_path / "run"))
+    assert code == 2, error
+    assert expected in " ".join(error.split())
+    assert "Traceback" not in out + error
+
+
+def test_a_run_folder_that_is_not_empty_is_refused(holdfast: Any, tmp_path: Path) -> None:
+    path, run = tmp_path / "ROUND.toml", tmp_path / "run"
+    path.write_text(ROUND)
+    run.mkdir()
+    (run / "precious.txt").write_text("mine")
+    code, _, error = holdfast("develop", str(path), "--out", str(run))
+    assert code == 2
+    assert "--resume" in error
+    assert (run / "precious.txt").read_text() == "mine"
+
+
+def test_init_writes_a_round_that_parses(holdfast: Any, tmp_path: Path) -> None:
+    from holdfast.config import RoundConfig, parse, read_toml
+
+    path = tmp_path / "ROUND.toml"
+    code, out, _ = holdfast("init", "digits", "--target", "eight", "--out", str(path))
+    assert code == 0
+    assert "10 classes" in out
+    assert parse(RoundConfig, read_toml(path), str(path)).task.target == "eight"
+    assert holdfast("init", "digits", "--out", str(path))[0] == 2  # never overwritten
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(holdfast: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND)
+    code, _, error = holdfast("develop", str(path), "--out", "/proc/holdfast-run")
+    assert code == 2
+    assert "cannot write" in error

@@ -1,0 +1,113 @@
+"""A second process, killed half way with a real SIGKILL: the run goes on and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.artifacts import read_jsonl
+
+ROUND = """
+[task]
+target = "eight"
+template = "the digit {{}}"
+[data]
+source = {{ kind = "digits" }}
+constraint_images = 8
+target_images = 20
+[data.roles]
+dev = 8
+sealed = 0.0
+test = 8
+[model]
+architecture = "tiny"
+head_rank = 2
+[method]
+views = "paired"
+[train]
+steps = {steps}
+batch = 8
+images_per_task = 2
+learning_rate = 1e-3
+log_every = 1
+checkpoint_every = 3
+device = "cpu"
+[evaluate]
+every = 5
+[certify]
+walk_back = [1.0]
+"""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Generator[Start]:
+    """Start the command line in a process of its own; none outlives its test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "holdfast", *arguments]
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and any(one["step"] >= step for one in read_jsonl(metrics)):
+            return
+        time.sleep(0.005)
+    error = process.stderr.read().decode() if process.stderr and process.poll() is not None else ""
+    pytest.fail(f"step {step} was not reached: {error}")
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in one.items() if key != "images_per_second"} for one in lines]
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(start: Start, tmp_path: Path) -> None:
+    toml = tmp_path / "ROUND.toml"
+    toml.write_text(ROUND.format(steps=14))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert start("develop", str(toml), "--out", str(whole), "-q").wait(180) in (0, 4)
+    process = start("develop", str(toml), "--out", str(parts), "-q")
+    for step in (4, 11):
+        wait_for_step(process, parts / "metrics.jsonl", step)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        process = start("develop", "--resume", str(parts), "-q")
+    assert process.wait(180) in (0, 4)
+    assert records(whole) == records(parts)
+    for name in ("model/model.safetensors", "result.json", "predictions/new-test.parquet"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
+
+
+def test_sigterm_finishes_the_step_and_says_how_to_go_on(start: Start, tmp_path: Path) -> None:
+    toml, run = tmp_path / "ROUND.toml", tmp_path / "run"
+    toml.write_text(ROUND.format(steps=100000).replace("checkpoint_every = 3", "checkpoint_every = 50000"))
+    process = start("develop", str(toml), "--out", str(run), "-q")
+    wait_for_step(process, run / "metrics.jsonl", 3)
+    process.terminate()
+    _, message = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert f"holdfast develop --resume {run}" in message.decode()
+    assert len(list((run / "checkpoints").glob("step-*.pt"))) == 1
