@@ -2,8 +2,8 @@
 
 Reading a link costs a scan of its whole column, so a uniform draw over billions of rows would cost a second pass. The
 draw is made in two stages instead: blocks of neighbouring rows in an order given by a hash, one for every 2.5 million
-rows and at least 16 where there are as many, and within a block the captions whose hash is small. Every row is as likely as any other; the
-same files and seed give the same rows, whoever scans them.
+rows and at least 16 where there are as many, and within a block the captions whose hash is small. Every row is as
+likely as any other; the same files and seed give the same rows, whoever scans them.
 """
 
 from __future__ import annotations
