@@ -4,9 +4,9 @@
 
 Pictures are real photographs (../shared/data), enlarged to 320 x 240 px and encoded at quality 90: the size that most
 data sets for 224 px have. One thousand are packed; larger stores repeat their rows, for reading does not care what is
-on a picture. Each measurement runs in a fresh process, rounds of the contestants alternate, and the median counts; beside
-pictures a second on the clock stand those a second of processor time, for others may use the machine. A store of 100,000
-takes 15 GB under FOLDER, which is deleted in the end.
+on a picture. Each size runs in a fresh process, in which rounds of the contestants alternate; the median counts.
+Beside pictures a second on the clock stand those a second of processor time, for others may use the machine. A store of
+100,000 takes 15 GB under FOLDER, which is deleted in the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.artifacts import fingerprint_bytes, write_json
 from holdfast.config import SourceConfig
 from holdfast.data.images import evaluation_view, open_image, to_rgb
 from holdfast.data.pack import pack
-from holdfast.data.store import BLOCK, open_store
+from holdfast.data.store import BLOCK, PackedPixels, open_store
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 RESULT = Path(__file__).parent / "results" / "pack.json"
@@ -82,38 +82,18 @@ def memory(key: str) -> float:
     return float("nan")
 
 
-def read_store(path: Path, seconds: float) -> dict[str, float]:
-    """Random batches over the whole store, which is read once before so that it lies in the page cache."""
-    import torch
-
-    torch.set_num_threads(1)
-    begun = time.perf_counter()
-    store = open_store(path)
-    pixels, _ = store.pixels, store.index
-    opened = time.perf_counter() - begun
-    for start in range(0, len(pixels), BATCH):
-        pixels.read(np.arange(start, min(start + BATCH, len(pixels))))
-    generator = np.random.default_rng(0)
-    done, total = 0, 0
-    before = memory("VmRSS")
+def read_batches(pixels: PackedPixels, generator: np.random.Generator, seconds: float) -> dict[str, float]:
+    """Random batches over the whole store."""
+    done = 0
     begun, processor = time.perf_counter(), time.process_time()
     while time.perf_counter() - begun < seconds:
-        batch = pixels.read(generator.choice(len(pixels), BATCH, replace=len(pixels) < BATCH))
-        total += int(batch[0, 0, 0, 0])
+        pixels.read(generator.choice(len(pixels), BATCH, replace=False))
         done += BATCH
-    clock = time.perf_counter() - begun
-    return {
-        "a_second": done / clock,
-        "a_second_of_processor": done / (time.process_time() - processor),
-        "open_seconds": opened,
-        "memory_mib": memory("VmRSS"),
-        "memory_growth_mib": memory("VmRSS") - before,
-    }
+    return rates(done, begun, processor)
 
 
-def decode_files(folder: Path, seconds: float, whole_view: bool) -> dict[str, float]:
-    """Decoding the same pictures with Pillow, files in the page cache; with resizing and cropping where asked."""
-    contents = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))]
+def decode_files(contents: list[bytes], seconds: float, whole_view: bool) -> dict[str, float]:
+    """Decoding pictures with Pillow from memory; with resizing and cropping where asked."""
     done = 0
     begun, processor = time.perf_counter(), time.process_time()
     while time.perf_counter() - begun < seconds:
@@ -121,14 +101,47 @@ def decode_files(folder: Path, seconds: float, whole_view: bool) -> dict[str, fl
         if whole_view:
             evaluation_view(image, SIZE)
         done += 1
-    clock = time.perf_counter() - begun
-    return {"a_second": done / clock, "a_second_of_processor": done / (time.process_time() - processor)}
+    return rates(done, begun, processor)
 
 
-def measure(what: str, path: Path, seconds: float) -> dict[str, float]:
-    """One contestant in a process of its own."""
-    command = [sys.executable, __file__, "--measure", what, "--folder", str(path), "--seconds", str(seconds)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def rates(done: int, begun: float, processor: float) -> dict[str, float]:
+    return {
+        "a_second": done / (time.perf_counter() - begun),
+        "a_second_of_processor": done / (time.process_time() - processor),
+    }
+
+
+def compare(path: Path, pictures: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """One store against decoding, in this process; the store is read once before, so that it lies in the page cache."""
+    begun = time.perf_counter()
+    store = open_store(path)
+    pixels, _ = store.pixels, store.index
+    opened = time.perf_counter() - begun
+    contents = [file.read_bytes() for file in sorted(pictures.rglob("*.jpg"))]
+    pixels.read(np.arange(BATCH))
+    before = memory("VmRSS")
+    for start in range(0, len(pixels), BATCH):
+        pixels.read(np.arange(start, min(start + BATCH, len(pixels))))
+    generator = np.random.default_rng(0)
+    found: dict[str, list[dict[str, float]]] = {"store": [], "decode": [], "decode_resize_crop": []}
+    for _ in range(rounds):
+        found["store"].append(read_batches(pixels, generator, seconds))
+        found["decode"].append(decode_files(contents, seconds, whole_view=False))
+        found["decode_resize_crop"].append(decode_files(contents, seconds, whole_view=True))
+    result: dict[str, Any] = {name: medians(one) for name, one in found.items()}
+    for key in ("a_second", "a_second_of_processor"):
+        result[f"times_decoding_{key}"] = result["store"][key] / result["decode"][key]
+    grown, resident = memory("VmRSS") - before, resident_share(path / "pixels.bin")
+    result |= {"open_seconds": opened, "memory_mib": memory("VmRSS"), "memory_growth_mib": grown}
+    return result | {"share_in_page_cache": resident}
+
+
+def resident_share(path: Path) -> float | None:
+    """Share of a file that lies in the page cache, as util-linux tells; None where it is not installed."""
+    if shutil.which("fincore") is None:
+        return None
+    told = subprocess.run(["fincore", "-nb", "-o", "RES", str(path)], capture_output=True, text=True, check=True)
+    return int(told.stdout) / path.stat().st_size
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -149,27 +162,17 @@ def run(folder: Path, sizes: list[int], rounds: int, seconds: float) -> dict[str
         begun = time.perf_counter()
         pack(SourceConfig(path=folder / "pictures"), folder / f"packed{workers}", size=SIZE, workers=workers)
         packing[f"{workers} threads"] = PICTURES / (time.perf_counter() - begun)
-    results: dict[str, list[dict[str, float]]] = {}
+    stores: dict[str, Any] = {}
     for size in sizes:
         store = folder / f"store{size}"
         repeat_store(folder / "packed1", store, size)
-        for _ in range(rounds):
-            results.setdefault(f"store {size}", []).append(measure("store", store, seconds))
-            results.setdefault("decode", []).append(measure("decode", folder / "pictures", seconds))
-            results.setdefault("decode, resize, crop", []).append(measure("view", folder / "pictures", seconds))
-        print(size, medians(results[f"store {size}"]), medians(results["decode"]), flush=True)
+        command = [sys.executable, __file__, "--compare", str(store), str(folder / "pictures")]
+        command += ["--rounds", str(rounds), "--seconds", str(seconds)]
+        stores[str(size)] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        stores[str(size)]["load_average"] = os.getloadavg()[0]
+        print(size, stores[str(size)], flush=True)
         shutil.rmtree(store)
-    decode = medians(results["decode"])
-    stores = {str(size): medians(results[f"store {size}"]) for size in sizes}
-    for one in stores.values():
-        one["times_decoding"] = one["a_second"] / decode["a_second"]
-        one["times_decoding_of_processor"] = one["a_second_of_processor"] / decode["a_second_of_processor"]
-    return {
-        "stores": stores,
-        "decode": decode,
-        "decode_resize_crop": medians(results["decode, resize, crop"]),
-        "packing_a_second": packing,
-    }
+    return {"stores": stores, "packing_a_second": packing}
 
 
 def main() -> None:
@@ -179,13 +182,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--measure", choices=("store", "decode", "view"))
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("STORE", "PICTURES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure == "store":
-        print(json.dumps(read_store(arguments.folder, arguments.seconds)))
-        return
-    if arguments.measure is not None:
-        print(json.dumps(decode_files(arguments.folder, arguments.seconds, arguments.measure == "view")))
+    if arguments.compare is not None:
+        print(json.dumps(compare(*arguments.compare, arguments.rounds, arguments.seconds)))
         return
     folder = Path(tempfile.mkdtemp(dir=arguments.folder))
     available = page_cache_gib()
@@ -201,7 +201,6 @@ def main() -> None:
             **result,
             "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
             "memory_available_gib": available,
-            "load_average": os.getloadavg()[0],
             "commit": commit.stdout.strip(),
         },
     )
