@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,20 @@ class SealedOutcome:
     told: dict[str, Any]  # the report: one bit, or in full
     old: pa.Table | None = None  # predictions of a retired set
     new: pa.Table | None = None
+    first: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Further:
+    """A further model that candidates must hold up against: a project's first one, over the classes that it knows."""
+
+    classes: tuple[str, ...]
+    predict: Callable[[], pa.Table]
+
+    def settings(self, plan: SealedPlan) -> Settings:
+        """The same margins, for the tasks that it knows; no claim about the target."""
+        margins = {task: margin for task, margin in plan.settings.margins.items() if task in self.classes}
+        return replace(plan.settings, margins=margins, target=None)
 
 
 def certify_candidates(
@@ -162,11 +176,13 @@ def certify_candidates(
     candidates: Sequence[str],
     predict_old: Callable[[], pa.Table],
     predict: Callable[[str], pa.Table],
+    further: Further | None = None,
 ) -> SealedOutcome:
     """One look: a fixed-sequence test of ``candidates``, in their order, on the sealed images.
 
     The look is on record before ``predict_old`` and ``predict`` are called, and ``predict`` is called no further than
-    the sequence goes. Ship the last that passes; None means keep the old model.
+    the sequence goes. Ship the last that passes; None means keep the old model. With ``further``, a candidate passes if
+    it holds up against that model as well: more hypotheses of the intersection-union, each at the same level.
     """
     if not candidates:
         raise UndecidedError("there is no candidate to test", do="no look was spent; the old model is kept")
@@ -180,11 +196,14 @@ def certify_candidates(
         margins=plan.settings.margins,
     ) as look:
         old = _checked(plan, predict_old())
+        first = None if further is None else _checked(plan, further.predict())
 
         def passes(name: str) -> bool:
             made[name] = _checked(plan, predict(name))
             counts, target = select(paired_tables(old, made[name], plan.settings.labels), plan.settings)
-            return retained(counts, plan.settings.margins, look.level, target)
+            return retained(counts, plan.settings.margins, look.level, target) and (
+                further is None or first is None or _holds(plan, further, first, made[name], look.level)
+            )
 
         chosen: SelectionResult[str] = fixed_sequence(candidates, passes)
         look.close(chosen.passed, chosen.shipped)
@@ -193,14 +212,36 @@ def certify_candidates(
     # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
     shown = chosen.shipped if chosen.passed else candidates[chosen.tested - 1]
     told = _one_bit(plan, chosen.passed, standing)
+    if further is not None:
+        told["against_first"] = {"margins": further.settings(plan).margins}
     if not standing.retired:
         return SealedOutcome(chosen.passed, chosen.shipped, standing, told)
     full = report(
         run_test(paired_tables(old, made[str(shown)], plan.settings.labels), plan.settings),
         confidence=plan.settings.confidence,
     )
-    told = {**full, "verdict": told["verdict"], "sealed": {**told["sealed"], "shown": shown}}
-    return SealedOutcome(chosen.passed, chosen.shipped, standing, told, old, made[str(shown)])
+    bit = told
+    told = {**full, "verdict": bit["verdict"], "sealed": {**bit["sealed"], "shown": shown}}
+    if further is not None and first is not None:
+        told["against_first"] = {**bit["against_first"], **against_first(plan, further, first, made[str(shown)])}
+    return SealedOutcome(chosen.passed, chosen.shipped, standing, told, old, made[str(shown)], first)
+
+
+def _holds(plan: SealedPlan, further: Further, first: pa.Table, new: pa.Table, level: float) -> bool:
+    settings = further.settings(plan)
+    if not settings.margins:
+        return True
+    counts, _ = select(paired_tables(first, new, settings.labels), settings)
+    return retained(counts, settings.margins, level, None)
+
+
+def against_first(plan: SealedPlan, further: Further, first: pa.Table, new: pa.Table) -> dict[str, Any]:
+    """Of a retired set: the evidence of every task against the further model."""
+    settings = further.settings(plan)
+    if not settings.margins:
+        return {"tasks": []}
+    result = run_test(paired_tables(first, new, settings.labels), settings)
+    return {"tasks": [one.as_json() for one in result.tasks], "devsafety": result.devsafety}
 
 
 def _checked(plan: SealedPlan, table: pa.Table) -> pa.Table:
@@ -248,12 +289,16 @@ def write_run_certificate(
     if outcome.old is not None and outcome.new is not None:
         write_predictions(run.predictions("old", "sealed"), outcome.old)
         write_predictions(run.predictions("new", "sealed"), outcome.new)
+    if outcome.first is not None:
+        write_predictions(run.predictions("first", "sealed"), outcome.first)
     if not outcome.passed:
         return None
     files = {"roles of the data": run.roles, "round": run.config}
     if outcome.old is not None:
         files[OLD_PREDICTIONS] = run.predictions("old", "sealed")
         files[NEW_PREDICTIONS] = run.predictions("new", "sealed")
+    if outcome.first is not None:
+        files["predictions of the first model"] = run.predictions("first", "sealed")
     weights = run.model if model is None else model
     if weights.exists():
         files["new model"] = weights

@@ -160,10 +160,19 @@ def plan(
 
 
 def verify(
-    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="A certificate, or a run that holds one.")],
+    certificate: Annotated[
+        Path, typer.Argument(metavar="CERTIFICATE", help="A certificate, a run that holds one, or a project.")
+    ],
     as_json: Json = False,
 ) -> int:
-    """Check every fingerprint of a certificate and compute everything again from the predictions it names."""
+    """Check every fingerprint of a certificate and compute everything again from the predictions it names.
+
+    Of a project: every byte of every round, the ledger, and all certificates.
+    """
+    if (certificate / "project.json").exists():
+        from holdfast.cli.lineage import verify_project
+
+        return verify_project(certificate, as_json)
     from holdfast.certify.certificate import verify_certificate
     from holdfast.cli.verdicts import print_json
 
@@ -195,7 +204,7 @@ def _certify_run(
     from holdfast.artifacts import RunFolder, read_json
     from holdfast.certify.certificate import check_confidence, verify_certificate
     from holdfast.certify.ledger import Ledger, default_ledger
-    from holdfast.certify.sealed import certify_candidates, read_sealed_plan, write_run_certificate
+    from holdfast.certify.sealed import Further, certify_candidates, read_sealed_plan, write_run_certificate
     from holdfast.cli.verdicts import print_json, print_sealed
 
     run = RunFolder.open(path)
@@ -208,7 +217,8 @@ def _certify_run(
         sealed = read_sealed_plan(run, margin=margins[0], single=margins[1], confidence=confidence)
         chosen = read_json(run.config).get("certify", {}).get("ledger")
         ledger = Ledger(ledger_path or (Path(chosen) if chosen else default_ledger()))
-        from holdfast.rounds.develop import predict_sealed  # torch: only once everything else is in order
+        from holdfast.rounds.decide import known_to
+        from holdfast.rounds.develop import predict_first, predict_sealed  # torch: only once all else is in order
 
         tables: dict[str, Any] = {}
 
@@ -216,7 +226,10 @@ def _certify_run(
             tables["old"], tables["new"] = predict_sealed(run)
             return tables["old"]
 
-        outcome = certify_candidates(sealed, ledger, ["new"], predict_old, lambda name: tables[name])
+        first = read_json(run.config).get("certify", {}).get("first")
+        known = known_to(Path(first) if first else None)
+        further = None if known is None else Further(tuple(known), lambda: predict_first(run))
+        outcome = certify_candidates(sealed, ledger, ["new"], predict_old, lambda name: tables[name], further)
         write_run_certificate(run, sealed, outcome, ledger)
         told = outcome.told
     if as_json:

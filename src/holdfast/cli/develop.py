@@ -18,6 +18,13 @@ def develop(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, from its last checkpoint.")
     ] = None,
+    project: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Make it a round of this project; a new one is made if need be.")
+    ] = None,
+    parent: Annotated[
+        str | None,
+        typer.Option(metavar="ROUND", help="With --project: the round to start from, or `first`. Default: the last."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the file's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps than the file's.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
@@ -34,9 +41,17 @@ def develop(
     from holdfast.rounds.develop import develop as run
     from holdfast.rounds.develop import resume_config
 
+    if project is not None and out is not None:
+        raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
+    if parent is not None and project is None:
+        raise UserError("--parent without --project", do="say which project with --project DIR")
     if resume is not None:
-        if round_file is not None or out is not None:
-            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and --out")
+        if round_file is not None or out is not None or project is not None:
+            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml, --out and --project")
+        from holdfast.cli.lineage import resume_round
+
+        if (code := resume_round(resume, as_json=as_json, quiet=quiet)) is not None:
+            return code
         config, root = resume_config(resume)
         folder = resume
     elif round_file is None:
@@ -51,7 +66,14 @@ def develop(
         if train:
             values = {**config.train.model_dump(), **train}
             config = config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
-    result = run(config, folder, root, resume=resume is not None, quiet=quiet)
+    if project is not None and round_file is not None:
+        from holdfast.rounds.lineage import Project
+        from holdfast.rounds.next_round import develop_in
+
+        there = Project.open(project, create=True)
+        result = develop_in(there, config, root, title=round_file.stem, parent=parent, quiet=quiet)
+    else:
+        result = run(config, folder, root, resume=resume is not None, quiet=quiet)
     print_round(result, as_json=as_json)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 

@@ -125,6 +125,9 @@ class CertifyConfig(Config):
     """Look at the sealed images when the round ends. `false` leaves that to `holdfast certify RUN`."""
     ledger: Path | None = None
     """Folder of the ledger of sealed sets. Default: $HOLDFAST_LEDGER, or the user's own."""
+    first: Path | None = None
+    """A further model folder to certify against, with the same margins: a project's first model, so that what rounds
+    lose does not add up."""
     walk_back: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     """lambda: candidates on the way from the old weights to the new ones."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.sealed import (
+    Further,
     SealedOutcome,
     SealedPlan,
     certify_candidates,
@@ -23,6 +25,8 @@ from holdfast.config import CertifyConfig
 from holdfast.errors import UndecidedError
 from holdfast.rounds.candidates import Candidate, choose_on_dev, test_order
 from holdfast.runtime import Runtime
+
+OLD, FIRST = "old", "first"  # what is asked for by these names instead of a candidate's
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,13 @@ def decide(
     config: CertifyConfig,
     folder: RunFolder,
     candidates: Sequence[Candidate],
-    predict: Callable[[Candidate | None], pa.Table],
+    predict: Callable[[Candidate | str], pa.Table],
     runtime: Runtime,
 ) -> Decision:
     """Ship the last candidate of the sequence that passes, else the old model; on dev images where none are sealed.
 
-    ``predict`` makes predictions of a candidate (None: the old model) on the sealed images; it is called after the look
-    is on record, and no further than the sequence goes.
+    ``predict`` makes predictions of a candidate (or of ``old``, or ``first``) on the sealed images; it is called after
+    the look is on record, and no further than the sequence goes.
     """
     if read_json(folder.state)["counts"]["sealed"] == 0 or not config.look:
         chosen = choose_on_dev(candidates)
@@ -79,7 +83,7 @@ def decide(
     ledger = Ledger(config.ledger or default_ledger())
     try:
         check_possible(plan)
-        outcome = _look(plan, ledger, names, predict, by_name, runtime)
+        outcome = _look(plan, ledger, names, predict, by_name, runtime, known_to(config.first))
     except UndecidedError as error:
         return Decision(None, "undecided", error.text(), names)
     if outcome.shipped is None:
@@ -98,28 +102,30 @@ def _look(
     plan: SealedPlan,
     ledger: Ledger,
     names: tuple[str, ...],
-    predict: Callable[[Candidate | None], pa.Table],
+    predict: Callable[[Candidate | str], pa.Table],
     by_name: dict[str, Candidate],
     runtime: Runtime,
+    first: list[str] | None,
 ) -> SealedOutcome:
     """One look, made by the first rank; the others predict their share as long as it asks them to."""
 
     def asked(name: str) -> pa.Table:
         _tell(name, runtime)
-        return predict(by_name.get(name))
+        return predict(by_name.get(name, name))
 
+    further = None if first is None else Further(tuple(first), lambda: asked(FIRST))
     if runtime.world == 1:
-        return certify_candidates(plan, ledger, names, lambda: asked(""), asked)
+        return certify_candidates(plan, ledger, names, lambda: asked(OLD), asked, further)
     result: list[Any] = [None]
     if runtime.is_main:
         try:
-            result[0] = certify_candidates(plan, ledger, names, lambda: asked(""), asked)
+            result[0] = certify_candidates(plan, ledger, names, lambda: asked(OLD), asked, further)
         except UndecidedError as error:
             result[0] = error
         _tell(None, runtime)
     else:
         while (name := _tell("", runtime)) is not None:
-            predict(by_name.get(name))
+            predict(by_name.get(name, name))
     dist.broadcast_object_list(result)
     if isinstance(result[0], UndecidedError):
         raise result[0]
@@ -133,6 +139,11 @@ def _tell(name: str | None, runtime: Runtime) -> str | None:
     said: list[Any] = [name]
     dist.broadcast_object_list(said)
     return said[0]
+
+
+def known_to(model: Path | None) -> list[str] | None:
+    """Classes of the model folder that is to be certified against as well; None where there is none."""
+    return None if model is None else [str(one) for one in read_json(model / "model.json")["classes"]]
 
 
 def write_certificate_of(folder: RunFolder, decision: Decision) -> None:

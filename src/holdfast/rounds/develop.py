@@ -34,7 +34,8 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
 from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
-from holdfast.rounds.decide import Decision, decide, write_certificate_of
+from holdfast.rounds.decide import FIRST, Decision, decide, write_certificate_of
+from holdfast.rounds.served import Served, load_served, relabelled
 from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
 from holdfast.train.loop import Plan, train
@@ -119,7 +120,7 @@ class _Round:
     def begin(self) -> None:
         """Write down roles and fingerprints, and what the old model says on dev images."""
         self._write_state("training")
-        old_dev = self._predict(self.ready.old, self.data.dev)
+        old_dev = self._predict_old(self.data.dev)
         if self.runtime.is_main:
             roles = self.ready.assembled.roles
             write_atomic(self.folder.roles, lambda temporary: pq.write_table(roles, temporary))
@@ -208,12 +209,12 @@ class _Round:
         looks = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in self._looks()]
         candidates = self._walk(self._ranked()[0][0])
         decision = self._decide(candidates)
-        shipped = self._model_at(decision.shipped) if decision.shipped else self.ready.old
+        shipped = self._model_at(decision.shipped) if decision.shipped else None
         test = self._score_test(shipped)
         points = [*looks, *((one.name, one.dev) for one in candidates)]
         result = RoundResult(self.folder, decision, candidates, test, blocking_task(points))
         if self.runtime.is_main:
-            self._save(shipped, self.folder.model)
+            self._save(shipped or self.ready.used or self.ready.old, self.folder.model)
             write_json(
                 self.folder.result,
                 {
@@ -260,28 +261,44 @@ class _Round:
         return self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
 
     def _decide(self, candidates: list[Candidate]) -> Decision:
-        def sealed_predictions(candidate: Candidate | None) -> pa.Table:
-            model = self.ready.old if candidate is None else self._model_at(candidate)
-            return self._predict(model, self._sealed())
+        def sealed_predictions(which: Candidate | str) -> pa.Table:
+            if isinstance(which, Candidate):
+                return self._predict(self._model_at(which), self._sealed())
+            if which == FIRST:
+                return predict_served(self._first(), self._sealed(), self.config.evaluate.batch, self.runtime)
+            return self._predict_old(self._sealed())
 
         return decide(self.config.certify, self.folder, candidates, sealed_predictions, self.runtime)
+
+    def _first(self) -> Served:
+        assert self.config.certify.first is not None
+        found = load_served(self.config.certify.first, self.data.tasks)
+        found.bound.to(self.runtime.device)
+        if found.used is not None:
+            found.used.to(self.runtime.device)
+        return found
 
     def _sealed(self) -> LabelledSet:
         if not hasattr(self, "_sealed_set"):
             self._sealed_set = self.data.open_sealed()
         return self._sealed_set
 
-    def _score_test(self, shipped: Classifier) -> Comparison | None:
+    def _score_test(self, shipped: Classifier | None) -> Comparison | None:
         try:
             examples = self.data.open_test()
         except UserError:
             return None  # a round without test images: dev figures are all there is
         tables: dict[str, pa.Table] = {}
-        for name, model in (("old", self.ready.old), ("new", shipped)):
-            tables[name] = self._predict(model, examples)
+        for name, model in (("old", None), ("new", shipped)):
+            tables[name] = self._predict_old(examples) if model is None else self._predict(model, examples)
             if self.runtime.is_main:
                 write_predictions(self.folder.predictions(name, "test"), tables[name])
         return self._compare(tables["old"], tables["new"])
+
+    def _predict_old(self, examples: LabelledSet) -> pa.Table:
+        """The old model as it was used."""
+        served = Served(self.ready.old, self.ready.used)
+        return predict_served(served, examples, self.config.evaluate.batch, self.runtime)
 
     def _predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
         """Predictions of all examples; each rank makes its share."""
@@ -296,10 +313,31 @@ def predict_sealed(run: RunFolder) -> tuple[pa.Table, pa.Table]:
         examples = ready.assembled.data.open_sealed()
         shipped = load_model(run.model).to(runtime.device)
         classes = ready.assembled.data.tasks.classes
+        served = Served(ready.old, ready.used)
         return (
-            shared_predictions(ready.old, examples, classes, config.evaluate.batch, runtime),
+            predict_served(served, examples, config.evaluate.batch, runtime),
             shared_predictions(shipped, examples, classes, config.evaluate.batch, runtime),
         )
+
+
+def predict_first(run: RunFolder) -> pa.Table:
+    """Predictions of the model that [certify] first names, on the sealed images of a finished run."""
+    config, root = resume_config(run.root)
+    assert config.certify.first is not None
+    with started(config.train.device) as runtime:
+        ready = prepare_round(config, root, runtime)
+        served = load_served(config.certify.first, ready.assembled.data.tasks)
+        return predict_served(served, ready.assembled.data.open_sealed(), config.evaluate.batch, runtime)
+
+
+def predict_served(served: Served, examples: LabelledSet, batch: int, runtime: Runtime) -> pa.Table:
+    """What a frozen model says, over the classes that it was used with; the loss is over the round's."""
+    classes = served.bound.classes
+    table = shared_predictions(served.bound, examples, classes, batch, runtime)
+    if served.used is None:
+        return table
+    fewer = relabelled(examples, classes, served.used.classes)
+    return served.with_used(table, shared_predictions(served.used, fewer, served.used.classes, batch, runtime))
 
 
 def comparison_json(compared: Comparison) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.clip import load_towers
 from holdfast.model.folder import load_model, model_fingerprint, read_description
 from holdfast.model.towers import TwoTowers
+from holdfast.rounds.served import as_used
 from holdfast.runtime import Runtime, derive_seed
 from holdfast.train.arithmetic import arithmetic
 
@@ -42,6 +43,7 @@ class Ready:
     assembled: Assembled
     parent: str  # fingerprint of w_old as it is used in this round
     fingerprint: str  # of config, data and parent
+    used: Classifier | None = None  # the old model over its own classes, where the round adds one
 
 
 def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
@@ -84,7 +86,9 @@ def prepare_round(config: RoundConfig, root: Path, runtime: Runtime) -> Ready:
     start = load_start(config.model, root, config.seed)
     assembled = read_data(config.data, config.task, start.towers, config.seed, root)
     old = bind(start, assembled, config.model).frozen_copy()
-    return make_ready(config, config.method, old, assembled, runtime)
+    used = as_used(start.classifier, assembled.data.tasks, config.model.class_temperature)
+    ready = make_ready(config, config.method, old, assembled, runtime)
+    return replace(ready, used=None if used is None else used.to(runtime.device))
 
 
 def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, root: Path) -> Assembled:

@@ -1,0 +1,219 @@
+"""``holdfast log``, ``show`` and ``diff``: the rounds of a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.errors import Exit
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from holdfast.rounds.lineage import Project, Round
+
+ProjectFolder = Annotated[
+    Path, typer.Option("--project", "-p", metavar="DIR", help="The project. Default: the folder you are in.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
+    """The history of a project as a tree, with the accuracy of every class over its rounds."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from holdfast.cli.verdicts import print_json
+    from holdfast.rounds.lineage import FIRST, Project
+
+    there = Project.open(project)
+    history = there.history()
+    if as_json:
+        print_json({"rounds": [one.entry for one in history], "unfinished": there.unfinished()})
+        return
+    console = Console(highlight=False)
+    tree = Tree(Text(FIRST, style="bold"))
+    branches = {FIRST: tree}
+    for one in history:
+        branches[one.name] = branches[one.parent].add(_line(one))
+    console.print(tree)
+    for name in there.unfinished():
+        console.print(
+            Text(f"{name}: not finished (holdfast develop --resume {there.folder(name).root})", style="yellow")
+        )
+    if not history:
+        return
+    table = Table("class", title="accuracy of the model handed back", title_justify="left")
+    table.add_column(FIRST, justify="right")
+    for one in history:
+        table.add_column(one.name, justify="right")
+    for name, values in accuracy_over_rounds(there).items():
+        table.add_row(Text(name), *(_accuracy(value, values[:place]) for place, value in enumerate(values)))
+    console.print(table)
+
+
+def _line(one: Round) -> Text:
+    from rich.text import Text
+
+    from holdfast.cli.verdicts import MARKS, STYLES
+
+    verdict = one.verdict or "no certificate"
+    change = one.accuracy[one.target] - one.entry["accuracy"]["old"][one.target]
+    what = "old model kept" if one.kept_old else f"{one.target} {change * 100:+.1f}"
+    text = Text(f"{one.name}  ", style="bold") + Text(
+        f"{MARKS.get(verdict, '·')} {verdict}", STYLES.get(verdict, "dim")
+    )
+    return text + Text(f"  {what} ({one.entry['accuracy']['role']})", style="dim")
+
+
+def _accuracy(value: float | None, before: list[float | None]) -> Text:
+    from rich.text import Text
+
+    if value is None:
+        return Text("–", style="dim")
+    last = next((one for one in reversed(before) if one is not None), None)
+    dropped = last is not None and value < last
+    return Text(f"{value * 100:.1f} %{' ▼' if dropped else ''}", style="bold red" if dropped else "")
+
+
+def accuracy_over_rounds(project: Project) -> dict[str, list[float | None]]:
+    """Class -> its accuracy under the first model and after each round; None where it was not judged."""
+    history = project.history()
+    first: dict[str, float] = {}
+    for one in history:
+        if one.parent == "first":
+            first = {**dict(one.entry["accuracy"]["old"]), **first}
+    names = list(dict.fromkeys([*first, *(name for one in history for name in one.accuracy)]))
+    return {name: [first.get(name), *(one.accuracy.get(name) for one in history)] for name in names}
+
+
+def show(
+    round_: Annotated[str, typer.Argument(metavar="ROUND", help="Name or number of a round.")],
+    project: ProjectFolder = Path(),
+    as_json: Json = False,
+) -> None:
+    """One round of a project: where it came from, what it protected, what came of it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.cli.tables import change_text
+    from holdfast.cli.verdicts import print_json
+    from holdfast.rounds.lineage import Project
+
+    there = Project.open(project)
+    one = there.find(round_)
+    if as_json:
+        print_json(one.entry)
+        return
+    console = Console(highlight=False)
+    console.print(_line(one))
+    facts = {
+        "parent": one.parent,
+        "target": one.target,
+        "protected": ", ".join(one.entry["protected"]),
+        "method": f"{one.entry['method']}, seed {one.entry['seed']}",
+        "reason": one.entry["reason"],
+        "handed back": "the old model" if one.kept_old else str(one.entry["chosen"]),
+        "against first": "certified too" if one.entry["against_first"] and one.verdict == "certified" else "–",
+        "candidates": ", ".join(one.entry["candidates"]),
+        "model": one.entry["model"],
+        "data": one.entry["data"],
+        "finished": one.entry["time"],
+        "folder": str(there.folder(one.name).root),
+    }
+    for name, value in facts.items():
+        console.print(Text(f"{name + ':':<15}", style="dim") + Text(str(value)), soft_wrap=True)
+    table = Table("class", title=f"on {one.entry['accuracy']['role']} images", title_justify="left")
+    for name in ("before", "after", "change"):
+        table.add_column(name, justify="right")
+    before = one.entry["accuracy"]["old"]
+    for name, value in one.accuracy.items():
+        table.add_row(
+            Text(name), f"{before[name] * 100:.1f} %", f"{value * 100:.1f} %", change_text(value - before[name])
+        )
+    console.print(table)
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A round, or `first`.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="A round, or `first`.")],
+    project: ProjectFolder = Path(),
+    most: Annotated[int, typer.Option(min=0, help="Images to list.")] = 40,
+    as_json: Json = False,
+) -> None:
+    """Classes and images that flipped between two models of a project (dev images, and those of retired sets)."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.cli.tables import change_text
+    from holdfast.cli.verdicts import print_json
+    from holdfast.rounds.inspect import difference
+    from holdfast.rounds.lineage import Project
+
+    found = difference(Project.open(project), before, after)
+    if as_json:
+        classes = {
+            name: {"images": found.examples[name], "before": found.right[name][0], "after": found.right[name][1]}
+            for name in found.classes
+        }
+        told = {"before": found.before, "after": found.after, "classes": classes}
+        print_json({**told, "flips": [asdict(flip) for flip in found.flips]})
+        return
+    console = Console(highlight=False)
+    table = Table("class", title=f"{found.before} → {found.after}", title_justify="left")
+    for name in ("images", "right before", "right after", "lost", "gained", "change"):
+        table.add_column(name, justify="right")
+    for name in found.classes:
+        lost = sum(flip.label == name and not flip.gained for flip in found.flips)
+        gained = sum(flip.label == name and flip.gained for flip in found.flips)
+        counts = (found.examples[name], *found.right[name], lost, gained)
+        table.add_row(Text(name), *map(str, counts), change_text(found.change(name)))
+    console.print(table)
+    for flip in found.flips[:most]:
+        mark = Text("gained ", style="green") if flip.gained else Text("lost ▼ ", style="bold red")
+        where = flip.locator or flip.example_id[:12]
+        console.print(mark + Text(f"{flip.label}: {flip.before} → {flip.after}  {where}"), soft_wrap=True)
+    if len(found.flips) > most:
+        console.print(Text(f"and {len(found.flips) - most} more (--most)", style="dim"))
+
+
+def verify_project(path: Path, as_json: bool) -> int:
+    """`holdfast verify PROJECT`."""
+    from dataclasses import asdict
+
+    from holdfast.cli.verdicts import print_json
+    from holdfast.rounds.inspect import verify_project as check
+
+    found = check(path)
+    if as_json:
+        print_json({"holds": True, **asdict(found)})
+        return int(Exit.DONE)
+    print(f"the project holds: {found.rounds} rounds, {found.files} files, {found.certificates} certificates checked")
+    for note in found.notes:
+        print(f"note: {note}")
+    return int(Exit.DONE)
+
+
+def resume_round(run: Path, *, as_json: bool, quiet: bool) -> int | None:
+    """Go on with a run that is a round of a project; None where it is none."""
+    from holdfast.cli.tables import print_round
+    from holdfast.rounds.lineage import Project
+    from holdfast.rounds.next_round import resume_in
+
+    project = Project.around(run)
+    if project is None:
+        return None
+    result = resume_in(project, run, quiet=quiet)
+    if result is None:
+        print(f"{run} was finished already; it is written down now")
+        return int(Exit.DONE)
+    print_round(result, as_json=as_json)
+    return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
