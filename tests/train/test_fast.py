@@ -126,6 +126,57 @@ def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
         torch.testing.assert_close(quick[name], value, rtol=1e-10, atol=1e-10, msg=name)
 
 
+def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str) -> tuple[dict[str, Tensor], int]:
+    """State after a run in which towers are frozen, and how many pictures the image tower was shown in its steps."""
+    if not caches:
+        monkeypatch.setattr("holdfast.train.frozen.LIMIT", 0)
+    data = made_up_round()
+    old = Classifier(load_towers("tiny", None, seed=1).double(), data.tasks.classes, data.tasks.prompts, 0.05)
+    new = old.copy()
+    new.towers.freeze(image=frozen != "text", text=frozen != "image")
+    new.begin_round(4, 0)
+    method = Holdfast(new, HoldfastConfig(beta=50.0), 6)
+    method.prepare(old.requires_grad_(False), data)
+    shown = 0
+    image_features = new.towers.image_features
+
+    def counted(images: Tensor) -> Tensor:
+        nonlocal shown
+        shown += len(images)
+        return image_features(images)
+
+    monkeypatch.setattr(new.towers, "image_features", counted)
+    config = TrainConfig(
+        steps=6,
+        batch=8,
+        images_per_task=3,
+        optimizer="plain",
+        learning_rate=0.05,
+        precision="float64",
+        device="cpu",
+        augment=False,
+    )
+    plan = Plan(config, ViewSettings(False, "clean", (0.7, 1.0), False), 0, "sha256:test", evaluate_every=6)
+    train(method.double(), data, plan, Runtime(torch.device("cpu")))
+    return method.state_dict(), shown
+
+
+@pytest.mark.parametrize("frozen", ["towers", "image", "text"])
+def test_features_of_frozen_towers_are_computed_once_and_change_nothing(
+    frozen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached, shown = heads_only(True, monkeypatch, frozen)
+    again, shown_again = heads_only(False, monkeypatch, frozen)
+    data = made_up_round()
+    once = len(data.target) + len(data.negatives) + len(data.constraint)
+    assert shown == (once if frozen != "text" else shown_again)
+    assert shown_again == 6 * (8 + 9)
+    moved = "model.heads._rounds.0.U"
+    assert cached[moved].abs().max() > 1e-6
+    for name, value in again.items():
+        torch.testing.assert_close(cached[name], value, rtol=1e-10, atol=1e-11, msg=name)
+
+
 def test_recomputed_activations_change_nothing() -> None:
     model = towers()
     plain = value_and_gradient(model, EXACT, "image")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.data.rows import TextRows, plan_rows, row_width, rows_for
-from holdfast.data.tasks import Batch, Draw, RoundData, View
+from holdfast.data.tasks import Batch, CachedImages, CachedTexts, Draw, LabelledSet, PairSet, RoundData, View
 from holdfast.data.views import look, random_views
 from holdfast.errors import UserError
 from holdfast.runtime import Runtime, derive_seed, generator
@@ -112,13 +112,18 @@ class Begun:
         if self.done is not None:
             stream = torch.cuda.current_stream()
             stream.wait_event(self.done)
-            for field in fields(self.batch):
-                value = getattr(self.batch, field.name)
-                if isinstance(value, TextRows):
-                    value.map(lambda one: (one.record_stream(stream), one)[1])
-                elif isinstance(value, Tensor):
-                    value.record_stream(stream)
+            _record(self.batch, stream)
         return self.batch
+
+
+def _record(values: Any, stream: torch.cuda.Stream) -> None:
+    """Tell the allocator that every tensor in here is in use on the stream."""
+    for field in fields(values):
+        value = getattr(values, field.name)
+        if isinstance(value, Tensor):
+            value.record_stream(stream)
+        elif is_dataclass(value):
+            _record(value, stream)
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,10 @@ class BatchMaker:
         kept_as: torch.dtype | None = None,  # type of the finished pictures, where it is not the one they are made in
         prompts: Tensor | None = None,  # tokens of the class prompts, where texts are to share rows with them
         pairs: tuple[int, int] = (0, 0),  # target pairs and negatives of a step, to plan those rows
+        images: CachedImages | None = None,  # features of frozen towers: no picture is read then
+        texts: CachedTexts | None = None,
     ) -> None:
+        self.images, self.texts = images, texts
         self.data, self.views, self.runtime, self.dtype = data, views, runtime, dtype
         self.mean, self.std, self.kept_as = mean, std, kept_as or dtype
         self._towers, self._shorten = towers, towers.shorten
@@ -205,32 +213,41 @@ class BatchMaker:
         share, data, over = self.runtime.share, self.data, self._to_device
         target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
         pair_views = self._pair_views(draw)
+        target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
+        protected_index = over(torch.from_numpy(protected))
         target_tokens = self._shorten(self._target_tokens[target])
         negative_tokens = self._shorten(self._negative_tokens[negatives])
-        protected_pixels = over(data.constraint.images(protected))
+        protected_pixels = self._pixels(data.constraint, protected)
         protected_view = self._protected_view(draw)
         return Batch(
-            target_images=self._look(over(data.target.images(target)), pair_views and pair_views[0]),
+            target_images=self._look(self._pixels(data.target, target), pair_views and pair_views[0]),
             target_tokens=over(target_tokens),
-            target_index=over(torch.from_numpy(target)),
-            negative_images=self._look(over(data.negatives.images(negatives)), pair_views and pair_views[1]),
+            target_index=target_index,
+            negative_images=self._look(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
             negative_tokens=over(negative_tokens),
-            negative_index=over(torch.from_numpy(negatives)),
+            negative_index=negative_index,
             protected_images=self._look(protected_pixels, protected_view),
             protected_old_images=self._look(protected_pixels, None) if self.views.protected == "mismatched" else None,
             protected_task=over(torch.from_numpy(data.constraint.labels[protected])),
-            protected_index=over(torch.from_numpy(protected)),
+            protected_index=protected_index,
             tasks=over(torch.from_numpy(draw.tasks)),
             target_total=len(draw.target),
             negative_total=len(draw.negatives),
             protected_total=len(draw.protected),
-            text_rows=self._rows(target_tokens, negative_tokens),
+            text_rows=None if self.texts else self._rows(target_tokens, negative_tokens),
+            cached_images=self.images and self.images.rows(target_index, negative_index, protected_index),
+            cached_texts=self.texts and self.texts.rows(target_index, negative_index),
         )
 
     def _to_device(self, values: Tensor) -> Tensor:
         if self.runtime.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.runtime.device, non_blocking=True)
+
+    def _pixels(self, examples: PairSet | LabelledSet, positions: np.ndarray) -> Tensor:
+        if self.images is not None:
+            return torch.empty(len(positions), 3, 0, 0, dtype=torch.uint8, device=self.runtime.device)
+        return self._to_device(examples.images(positions))
 
     def _look(self, pixels: Tensor, view: View | None) -> Tensor:
         return look(pixels, self.mean, self.std, view, self.dtype).to(self.kept_as)

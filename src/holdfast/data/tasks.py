@@ -147,6 +147,32 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class CachedImages:
+    """E1 of pictures under an image tower that is frozen, evaluation views: of whole sets, or of a batch's rows."""
+
+    target: Tensor  # [n, D]
+    negatives: Tensor
+    protected: Tensor
+
+    def rows(self, target: Tensor, negatives: Tensor, protected: Tensor) -> CachedImages:
+        """Those at the given positions."""
+        return CachedImages(self.target[target], self.negatives[negatives], self.protected[protected])
+
+
+@dataclass(frozen=True)
+class CachedTexts:
+    """Ē2 of texts under a text tower that is frozen: of whole sets, or of a batch's rows."""
+
+    target: Tensor  # [n, text_width]
+    negatives: Tensor
+    prompts: Tensor  # [P, text_width]; always all of them
+
+    def rows(self, target: Tensor, negatives: Tensor) -> CachedTexts:
+        """Those at the given positions."""
+        return CachedTexts(self.target[target], self.negatives[negatives], self.prompts)
+
+
+@dataclass(frozen=True)
 class Batch:
     """One step's share of a rank. Images are float and normalised, on the training device."""
 
@@ -165,6 +191,8 @@ class Batch:
     negative_total: int
     protected_total: int
     text_rows: TextRows | None = None  # how target, negative and prompt tokens share rows, where the towers can
+    cached_images: CachedImages | None = None  # in place of pictures, which are then empty
+    cached_texts: CachedTexts | None = None  # in place of tokens
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

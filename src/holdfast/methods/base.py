@@ -103,14 +103,27 @@ class Encoded:
 
 
 def encode(model: Classifier, batch: Batch) -> Encoded:
-    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower."""
-    counts = [len(batch.target_images), len(batch.negative_images), len(batch.protected_images)]
-    images = model.image_features(torch.cat([batch.target_images, batch.negative_images, batch.protected_images]))
-    target_images, negative_images, protected_images = images.split(counts)
+    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower.
+
+    Towers that are frozen for the whole run have said what they say already: see :mod:`holdfast.train.frozen`.
+    """
+    if batch.cached_images is None:
+        counts = [len(batch.target_images), len(batch.negative_images), len(batch.protected_images)]
+        images = model.image_features(torch.cat([batch.target_images, batch.negative_images, batch.protected_images]))
+        target_images, negative_images, protected_images = images.split(counts)
+    else:
+        cached = batch.cached_images
+        target_images, negative_images, protected_images = cached.target, cached.negatives, cached.protected
     target = len(model.classes) - 1  # the target comes last in the label space
-    target_texts, negative_texts, classes = model.text_features_together(
-        batch.target_tokens, target, batch.negative_tokens, batch.text_rows
-    )
+    if batch.cached_texts is None:
+        target_texts, negative_texts, classes = model.text_features_together(
+            batch.target_tokens, target, batch.negative_tokens, batch.text_rows
+        )
+    else:
+        texts = batch.cached_texts
+        target_texts, negative_texts, classes = model.text_features_of(
+            texts.target, target, texts.negatives, texts.prompts
+        )
     return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
 
 

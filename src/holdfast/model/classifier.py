@@ -100,6 +100,12 @@ class Classifier(nn.Module):
         tokens = _rows([captions, plain, self.prompt_tokens])
         backbone = self.towers.text_backbone_in_rows(tokens, rows)
         of_captions, of_plain, of_prompts = backbone.split([len(captions), len(plain), len(self.prompt_tokens)])
+        return self.text_features_of(of_captions, head, of_plain, of_prompts)
+
+    def text_features_of(
+        self, of_captions: Tensor, head: int, of_plain: Tensor, of_prompts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from backbone features, [n, text_width] each."""
         return (
             self._text_features(of_captions, head),
             self._text_features(of_plain, None),

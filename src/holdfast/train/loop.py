@@ -23,6 +23,7 @@ from holdfast.methods.base import Method, StepOutput
 from holdfast.runtime import Runtime, any_rank, derive_seed, rank_was_lost, sum_over_ranks
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.arithmetic import arithmetic, fast_towers, working_dtype
+from holdfast.train.frozen import frozen_features
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, set_learning_rate
 
@@ -115,6 +116,8 @@ class _Run:
         view = method.model.preprocess
         dtype = torch.float64 if config.precision == "float64" else torch.float32
         fast = fast_towers(config, runtime.device)
+        with arithmetic(config, runtime.device, compiled=False):
+            frozen = frozen_features(method.model, data, plan.views, texts=not method.linear)
         self.maker = BatchMaker(
             data,
             method.model.towers,
@@ -126,6 +129,8 @@ class _Run:
             kept_as=working_dtype(config, runtime.device) if fast else None,
             prompts=method.model.prompt_tokens.cpu() if fast else None,
             pairs=(sizes.target, sizes.negatives),
+            images=frozen.images,
+            texts=frozen.texts,
         )
         named = [(name, one) for name, one in method.named_parameters() if one.requires_grad]
         self.parameters = [one for _, one in named]
