@@ -47,12 +47,45 @@ def one_seed(seed: int) -> dict[str, Any]:
         }
 
 
+def draw(results: Path, figure: Path) -> None:
+    """Change of every class, a dot a seed, plain fine-tuning beside holdfast."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    runs = json.loads(results.read_text())["runs"]
+    names = list(runs[0]["plain"]["change"])
+    canvas, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    for offset, name, label, colour in (
+        (-0.17, "plain", "plain fine-tuning", "#c0392b"),
+        (0.17, "holdfast", "holdfast", "#1f6f8b"),
+    ):
+        for place, task in enumerate(names):
+            values = [100 * run[name]["change"][task] for run in runs]
+            axes.scatter([place + offset] * len(values), values, s=14, color=colour, alpha=0.45, linewidths=0)
+            axes.hlines(statistics.median(values), place + offset - 0.13, place + offset + 0.13, color=colour, lw=2.5)
+        axes.scatter([], [], color=colour, label=label)
+    axes.axhline(0, color="#555555", lw=0.8)
+    axes.set_xticks(range(len(names)), [f"{task}\n(target)" if task == names[-1] else task for task in names])
+    axes.set_ylabel("change of accuracy (points)")
+    axes.set_title(f"Teaching a digit classifier the eight: {len(runs)} seeds, test images", fontsize=10, loc="left")
+    axes.legend(frameon=False, loc="lower left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(figure, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--figure", type=Path, help="draw benchmarks/results/demo.json and stop")
     arguments = parser.parse_args()
+    if arguments.figure:
+        draw(Path(__file__).parent / "results" / "demo.json", arguments.figure)
+        return
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         runs = pool.map(one_seed, range(arguments.seeds), chunksize=1)
     summary: dict[str, Any] = {}

@@ -70,7 +70,7 @@ app.add_typer(retrieve_app, name="retrieve")
 
 # Typer brings its own click in newer versions and uses the installed one in older ones: this finds the base class of
 # "no such option" and its kin in either.
-_USAGE_ERROR = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+_USAGE_ERROR: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 
 
 def main() -> None:
@@ -84,6 +84,8 @@ def main() -> None:
         sys.exit(int(error.exit_code))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(int(Exit.INTERRUPTED))
-    except _USAGE_ERROR as error:
+    except Exception as error:
+        if not isinstance(error, _USAGE_ERROR):
+            raise
         cast(Any, error).show()
         sys.exit(int(Exit.USER))

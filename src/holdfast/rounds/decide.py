@@ -22,7 +22,7 @@ from holdfast.certify.sealed import (
     write_run_certificate,
 )
 from holdfast.config import CertifyConfig
-from holdfast.errors import UndecidedError
+from holdfast.errors import HoldfastError, UndecidedError
 from holdfast.rounds.candidates import Candidate, choose_on_dev, test_order
 from holdfast.runtime import Runtime
 
@@ -120,14 +120,14 @@ def _look(
     if runtime.is_main:
         try:
             result[0] = certify_candidates(plan, ledger, names, lambda: asked(OLD), asked, further)
-        except UndecidedError as error:
+        except HoldfastError as error:  # the other ranks must hear of it, or they would wait for ever
             result[0] = error
         _tell(None, runtime)
     else:
         while (name := _tell("", runtime)) is not None:
             predict(by_name.get(name, name))
     dist.broadcast_object_list(result)
-    if isinstance(result[0], UndecidedError):
+    if isinstance(result[0], HoldfastError):
         raise result[0]
     return result[0]
 

@@ -59,7 +59,7 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
 
 
 def inherit(config: RoundConfig, root: Path) -> RoundConfig:
-    """The config as it will be run: a round speaks of its classes as its old model does, unless its TOML says otherwise.
+    """The config as it will be run: a round speaks of its classes as its old model does, unless its TOML differs.
 
     What is inherited is written into the run folder, so that resuming and certifying need nothing but that.
     """
