@@ -72,8 +72,6 @@ class TrainConfig(Config):
     """Compile the blocks of fast towers, on a GPU."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    sharding: Literal["ddp", "fsdp"] = "ddp"
-    """Several ranks: `ddp` holds the whole model on each, `fsdp` shards weights, gradients and optimizer state."""
     augment: bool = True
     """Random views of target pairs and negatives."""
     crop_scale: tuple[float, float] = (0.7, 1.0)

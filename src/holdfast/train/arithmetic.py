@@ -23,8 +23,7 @@ def working_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 def fast_towers(config: TrainConfig, device: torch.device) -> bool:
     """Whether towers are computed by :mod:`holdfast.model.fast`."""
-    sharded = config.sharding == "fsdp"  # sharded weights are gathered by the modules' own forward
-    return not sharded and (config.towers == "fast" or (config.towers == "auto" and device.type == "cuda"))
+    return config.towers == "fast" or (config.towers == "auto" and device.type == "cuda")
 
 
 @contextmanager

@@ -136,7 +136,6 @@ class _Run:
         self.parameters = [one for _, one in named]
         self.optimizer = build_optimizer(config, named, runtime.device)
         self.module: nn.Module = method
-        self.sharded = runtime.world > 1 and config.sharding == "fsdp"
         if runtime.world > 1:
             self.module = DistributedDataParallel(
                 method, broadcast_buffers=False, find_unused_parameters=len(method.phases()) > 1
@@ -212,7 +211,7 @@ class _Run:
     def _measures_shares(self, done: int, output: StepOutput) -> bool:
         """The first logged step, and then one in ``share_every``: it costs a backward pass for each part but one."""
         logged, rest = divmod(done, self.config.log_every)
-        several = len(output.parts) > 1 and not self.method.needs_task_gradients and not self.sharded
+        several = len(output.parts) > 1 and not self.method.needs_task_gradients
         return several and rest == 0 and (logged == 1 or logged % self.plan.share_every == 0)
 
     def _backward(self, output: StepOutput) -> None:
@@ -339,7 +338,7 @@ class _Run:
     def _lost_rank(self, done: int) -> TrainingError:
         """Another rank died while this one waited for it. Weights and averages are those after step ``done``."""
         kept = "the ranks that are left wrote no checkpoint"
-        if self.folder is not None and self.runtime.is_main and not self.sharded:
+        if self.folder is not None and self.runtime.is_main:
             self._checkpoint(done)
             kept = f"a checkpoint was written after step {done}"
         return TrainingError(
