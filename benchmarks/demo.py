@@ -70,7 +70,7 @@ def draw(results: Path, figure: Path) -> None:
     axes.set_xticks(range(len(names)), [f"{task}\n(target)" if task == names[-1] else task for task in names])
     axes.set_ylabel("change of accuracy (points)")
     axes.set_title(f"Teaching a digit classifier the eight: {len(runs)} seeds, test images", fontsize=10, loc="left")
-    axes.legend(frameon=False, loc="lower left")
+    axes.legend(frameon=False, loc="upper left", ncols=2, bbox_to_anchor=(0, 0.97))
     axes.spines[["top", "right"]].set_visible(False)
     figure.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(figure, dpi=130)
