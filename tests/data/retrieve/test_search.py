@@ -125,7 +125,9 @@ def test_synonyms_exclusions_and_filters_are_counted(write_captions, tmp_path: P
 
 
 def test_negatives_are_deterministic_distinct_and_free_of_the_words(write_captions, tmp_path: Path) -> None:
-    captions = [f"picture {i // 2} of something" for i in range(4000)] + ["a fog", "fogs and tunnels"] + ["fog"] * 4
+    captions = (
+        [f"picture {i // 2} of something" for i in range(4000)] + [f"fogs {i}" for i in range(4000)] + ["fog"] * 5
+    )
     source = write_captions(captions)
     first = search(str(source), SearchQuery(Words("fog")), tmp_path / "a", threads=1)
     again = search(str(source), SearchQuery(Words("fog")), tmp_path / "b", threads=2)
