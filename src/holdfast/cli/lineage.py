@@ -12,7 +12,7 @@ from holdfast.errors import Exit
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from holdfast.rounds.lineage import Project, Round
+    from holdfast.rounds.lineage import Round
 
 ProjectFolder = Annotated[
     Path, typer.Option("--project", "-p", metavar="DIR", help="The project. Default: the folder you are in.")
@@ -51,7 +51,7 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
     table.add_column(FIRST, justify="right")
     for one in history:
         table.add_column(one.name, justify="right")
-    for name, values in accuracy_over_rounds(there).items():
+    for name, values in there.accuracy().items():
         table.add_row(Text(name), *(_accuracy(value, values[:place]) for place, value in enumerate(values)))
     console.print(table)
 
@@ -80,15 +80,12 @@ def _accuracy(value: float | None, before: list[float | None]) -> Text:
     return Text(f"{value * 100:.1f} %{' ▼' if dropped else ''}", style="bold red" if dropped else "")
 
 
-def accuracy_over_rounds(project: Project) -> dict[str, list[float | None]]:
-    """Class -> its accuracy under the first model and after each round; None where it was not judged."""
-    history = project.history()
-    first: dict[str, float] = {}
-    for one in history:
-        if one.parent == "first":
-            first = {**dict(one.entry["accuracy"]["old"]), **first}
-    names = list(dict.fromkeys([*first, *(name for one in history for name in one.accuracy)]))
-    return {name: [first.get(name), *(one.accuracy.get(name) for one in history)] for name in names}
+def _change(change: float) -> Text:
+    """A change in points; a drop has a mark for readers without colour."""
+    from rich.text import Text
+
+    style, mark = ("bold red", " ▼") if change < 0 else ("green", "") if change > 0 else ("dim", "")
+    return Text(f"{change * 100:+.1f}{mark}", style=style)
 
 
 def show(
@@ -101,7 +98,6 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.cli.tables import change_text
     from holdfast.cli.verdicts import print_json
     from holdfast.rounds.lineage import Project
 
@@ -133,9 +129,7 @@ def show(
         table.add_column(name, justify="right")
     before = one.entry["accuracy"]["old"]
     for name, value in one.accuracy.items():
-        table.add_row(
-            Text(name), f"{before[name] * 100:.1f} %", f"{value * 100:.1f} %", change_text(value - before[name])
-        )
+        table.add_row(Text(name), f"{before[name] * 100:.1f} %", f"{value * 100:.1f} %", _change(value - before[name]))
     console.print(table)
 
 
@@ -153,7 +147,6 @@ def diff(
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.cli.tables import change_text
     from holdfast.cli.verdicts import print_json
     from holdfast.rounds.inspect import difference
     from holdfast.rounds.lineage import Project
@@ -175,7 +168,7 @@ def diff(
         lost = sum(flip.label == name and not flip.gained for flip in found.flips)
         gained = sum(flip.label == name and flip.gained for flip in found.flips)
         counts = (found.examples[name], *found.right[name], lost, gained)
-        table.add_row(Text(name), *map(str, counts), change_text(found.change(name)))
+        table.add_row(Text(name), *map(str, counts), _change(found.change(name)))
     console.print(table)
     for flip in found.flips[:most]:
         mark = Text("gained ", style="green") if flip.gained else Text("lost ▼ ", style="bold red")

@@ -14,6 +14,7 @@ from holdfast.errors import UserError
 from holdfast.report.card import card_json, card_markdown
 from holdfast.report.content import read_run
 from holdfast.report.markup import Markup, join, tag, text
+from holdfast.report.project import project_banner, project_card, project_markdown, project_sections, read_project
 from holdfast.report.sections import Section, run_banner, run_sections
 from holdfast.report.study import read_study, study_banner, study_card, study_markdown, study_sections
 
@@ -63,6 +64,8 @@ def write_report(path: Path, out: Path | None = None) -> list[Path]:
     target = out or path / "report.html"
     if (path / "run.json").exists():
         return _write_run(path, target)
+    if (path / "project.json").exists():
+        return _write_project(path, target)
     if (path / "study.json").exists():
         return _write_study(path, target)
     raise UserError(
@@ -77,6 +80,13 @@ def _write_run(path: Path, out: Path) -> list[Path]:
     whole = page(f"{name}: {content.target}", f"Update report · {name}", run_banner(content), run_sections(content))
     card = card_json(content, name)
     return write_page(out, whole, card, card_markdown(card))
+
+
+def _write_project(path: Path, out: Path) -> list[Path]:
+    content, name = read_project(path), path.resolve().name
+    whole = page(name, f"Project · {name}", project_banner(content), project_sections(content))
+    card = project_card(content, name)
+    return write_page(out, whole, card, project_markdown(card))
 
 
 def _write_study(path: Path, out: Path) -> list[Path]:

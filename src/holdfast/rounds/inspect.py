@@ -152,10 +152,28 @@ def verify_project(root: Path) -> Checked:
         if certificate.exists():
             verify_certificate(certificate)
             certificates += 1
+    notes += _shared_seals(project)
     if project.ledger.exists():
         for path in sorted(project.ledger.glob("*.jsonl")):
             Ledger(project.ledger).standing(f"sha256:{path.stem}")
     return Checked(sum(one["event"] == "round" for one in entries), files, certificates, notes)
+
+
+def _shared_seals(project: Project) -> list[str]:
+    """Sealed sets that are different sets, and still share images: one look at the first tells about the second."""
+    sets: dict[str, frozenset[str]] = {}
+    notes: list[str] = []
+    for one in project.history():
+        path = project.folder(one.name).roles
+        if not path.exists():
+            continue
+        table = pq.read_table(path, columns=["example_id", "role"]).to_pylist()
+        mine = frozenset(row["example_id"] for row in table if row["role"] == "sealed")
+        for name, other in sets.items():
+            if mine & other and mine != other:
+                notes.append(f"{one.name} and {name} share {len(mine & other)} sealed images in two different sets")
+        sets[one.name] = mine
+    return notes
 
 
 def _finished_without_a_line(project: Project, name: str) -> None:

@@ -195,6 +195,16 @@ class Project:
         targets = {one.name: one.target for one in self.history() if not one.kept_old}
         return [targets[one] for one in reversed(self.ancestors(name)) if one in targets]
 
+    def accuracy(self) -> dict[str, list[float | None]]:
+        """Class -> its accuracy under the first model and after each round; None where it was not judged."""
+        history = self.history()
+        first: dict[str, float] = {}
+        for one in history:
+            if one.parent == FIRST:
+                first = {**one.entry["accuracy"]["old"], **first}
+        names = dict.fromkeys([*first, *(name for one in history for name in one.accuracy)])
+        return {name: [first.get(name), *(one.accuracy.get(name) for one in history)] for name in names}
+
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def begin(self, title: str, parent: str) -> str:

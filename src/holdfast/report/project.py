@@ -1,0 +1,191 @@
+"""The page about a project: the accuracy of every class over its rounds, the tree, and every round's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.certify.ledger import Ledger
+from holdfast.report import figures
+from holdfast.report.card import escaped
+from holdfast.report.markup import Markup, change_mark, count, percent, tag
+from holdfast.report.sections import Section, banner, data_table
+from holdfast.report.words import VerdictText
+from holdfast.rounds.lineage import FIRST, Project, Round
+
+MANY = 10
+
+
+@dataclass(frozen=True)
+class ProjectContent:
+    """What a project's record says."""
+
+    project: Project
+    rounds: Sequence[Round]
+    unfinished: Sequence[str]
+    accuracy: Mapping[str, Sequence[float | None]]  # class -> first model, then after each round
+
+    @property
+    def names(self) -> list[str]:
+        """The first model and the rounds."""
+        return [FIRST, *(one.name for one in self.rounds)]
+
+    def change(self, name: str) -> float | None:
+        """A class's accuracy now less its accuracy at first."""
+        known = [one for one in self.accuracy[name] if one is not None]
+        return known[-1] - known[0] if len(known) > 1 else None
+
+
+def read_project(root: Path) -> ProjectContent:
+    """Read the record of a project."""
+    project = Project.open(root)
+    rounds = project.history()
+    return ProjectContent(project, rounds, project.unfinished(), project.accuracy())
+
+
+def project_banner(content: ProjectContent) -> Markup:
+    """Where the project stands, in a sentence."""
+    shipped = [one for one in content.rounds if not one.kept_old]
+    if not shipped:
+        headline = "No round has changed the first model yet."
+    else:
+        certified = sum(one.verdict == "certified" for one in shipped)
+        targets = ", ".join(dict.fromkeys(one.target for one in shipped))
+        headline = (
+            f"{count(len(shipped), 'round')} changed the model, {certified} of them certified; aimed at: {targets}."
+        )
+    dropped = [name for name in content.accuracy if (content.change(name) or 0.0) < 0]
+    claim = (
+        f"{len(dropped)} of {len(content.accuracy)} classes are below the first model: {', '.join(dropped[:12])}."
+        if dropped
+        else f"None of the {len(content.accuracy)} classes is below the first model."
+    )
+    grounds = "Figures are those of each round's own test (or dev) images; certificates are with their rounds."
+    kind = "certified" if shipped and all(one.verdict == "certified" for one in shipped) else "open"
+    return banner(VerdictText(kind, "Project", headline, claim if content.accuracy else "", grounds), promise=False)
+
+
+def project_sections(content: ProjectContent) -> list[Section]:
+    """Accuracy over rounds, the rounds, the ledger."""
+    made = [
+        Section("accuracy", "Classes", "Accuracy of every class over rounds", _accuracy(content)),
+        Section("rounds", "Rounds", "Rounds", _rounds(content)),
+        Section("ledger", "Ledger", "Sealed sets", _ledger(content)),
+    ]
+    return [one for one in made if one.body]
+
+
+def _accuracy(content: ProjectContent) -> Markup:
+    if not content.rounds:
+        return Markup("")
+    names = sorted(content.accuracy, key=lambda name: (content.change(name) or 0.0, name))
+    telling = names
+    if len(names) > MANY:  # the worst, the best, and the targets
+        targets = [one.target for one in content.rounds]
+        telling = list(dict.fromkeys([*names[:4], *targets, *names[-2:]]))[:MANY]
+    chart = tag("figure", figures.over_rounds(content.names, content.accuracy, telling), class_="wide")
+    rows: list[list[tuple[Markup | str, object]]] = []
+    for name in names:
+        values = content.accuracy[name]
+        cells: list[tuple[Markup | str, object]] = [
+            (name, name),
+            (change_mark(content.change(name)), content.change(name)),
+        ]
+        last: float | None = None
+        for value in values:
+            dropped = value is not None and last is not None and value < last
+            shown = tag(
+                "span", f"{'▼ ' if dropped else ''}{percent(value)}", class_="change drop" if dropped else "change"
+            )
+            cells.append((shown, value))
+            last = value if value is not None else last
+        rows.append(cells)
+    heads = ["class", "since first", *content.names]
+    kinds = ["text", *["number"] * (len(heads) - 1)]
+    table = data_table("accuracy-table", heads, kinds, rows, search="Find a class" if len(rows) > 12 else None)
+    return tag("div", chart, figures.legend(telling, len(names) - len(telling)), tag("h3", "In figures"), table)
+
+
+def _rounds(content: ProjectContent) -> Markup:
+    rows: list[list[tuple[Markup | str, object]]] = []
+    for one in content.rounds:
+        entry = one.entry
+        change = one.accuracy[one.target] - entry["accuracy"]["old"][one.target]
+        worst = min(
+            ((one.accuracy[name] - entry["accuracy"]["old"][name], name) for name in entry["protected"]),
+            default=(0.0, "–"),
+        )
+        verdict = one.verdict or "no certificate"
+        also = "also against the first model" if entry.get("against_first") and one.verdict == "certified" else ""
+        rows.append(
+            [
+                (one.name, one.name),
+                (one.parent, one.parent),
+                (one.target, one.target),
+                (change_mark(change), change),
+                (change_mark(worst[0]), worst[0]),
+                (worst[1], worst[1]),
+                (tag("span", verdict, class_=f"word {verdict.replace(' ', '-')}"), verdict),
+                ("old model kept" if one.kept_old else str(entry["chosen"]), entry["chosen"] or ""),
+                (also, also),
+                (str(entry["time"]), entry["time"]),
+            ]
+        )
+    heads = ["round", "parent", "target", "gain", "worst", "which", "verdict", "handed back", "", "finished"]
+    kinds = ["text", "text", "text", "number", "number", "text", "text", "text", "text", "text"]
+    note = [tag("p", f"{name} is not finished.", class_="note") for name in content.unfinished]
+    return tag("div", *note, data_table("round-table", heads, kinds, rows)) if rows or note else Markup("")
+
+
+def _ledger(content: ProjectContent) -> Markup:
+    folder = content.project.ledger
+    found = sorted(folder.glob("*.jsonl")) if folder.exists() else []
+    rows: list[list[tuple[Markup | str, object]]] = []
+    for path in found:
+        standing = Ledger(folder).standing(f"sha256:{path.stem}")
+        if standing is not None:
+            left = standing.looks_left
+            state = "retired" if standing.retired else "sealed"
+            rows.append(
+                [
+                    (path.stem[:12], path.stem),
+                    (str(standing.looks), standing.looks),
+                    (str(standing.passes), standing.passes),
+                    (str(left), left),
+                    (state, state),
+                ]
+            )
+    heads, kinds = ["set", "looks", "passes", "looks left", "state"], ["text", "number", "number", "number", "text"]
+    return data_table("ledger-table", heads, kinds, rows) if rows else Markup("")
+
+
+def project_card(content: ProjectContent, name: str) -> dict[str, Any]:
+    """The project for programs."""
+    return {
+        "format": "holdfast-project-card/1",
+        "name": name,
+        "accuracy": {key: list(value) for key, value in content.accuracy.items()},
+        "rounds": [
+            {key: one.entry.get(key) for key in ("round", "parent", "target", "verdict", "kept_old", "model", "time")}
+            for one in content.rounds
+        ],
+    }
+
+
+def project_markdown(card: Mapping[str, Any]) -> str:
+    """The project for people."""
+    names = [FIRST, *(str(one["round"]) for one in card["rounds"])]
+    lines = [f"# Project: {escaped(str(card['name']))}", "", "| class | " + " | ".join(map(escaped, names)) + " |"]
+    lines.append("| --- |" + " ---: |" * len(names))
+    lines += [
+        f"| {escaped(key)} | {' | '.join(percent(one) for one in value)} |" for key, value in card["accuracy"].items()
+    ]
+    lines += ["", "| round | parent | target | verdict |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {escaped(str(one['round']))} | {escaped(str(one['parent']))} | {escaped(str(one['target']))} | "
+        f"{one['verdict'] or 'none'}{' (old model kept)' if one['kept_old'] else ''} |"
+        for one in card["rounds"]
+    ]
+    return "\n".join([*lines, ""])

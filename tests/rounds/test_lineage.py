@@ -1,0 +1,231 @@
+"""A lineage keeps its history through crashes, copies and other rounds beside it, and shows every changed byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.artifacts import PREDICTIONS, read_json, write_json, write_predictions
+from holdfast.certify.certificate import Settings
+from holdfast.certify.ledger import Budget, Ledger
+from holdfast.certify.sealed import Further, SealedPlan, certify_candidates
+from holdfast.cli import app
+from holdfast.errors import FaultError, UserError
+from holdfast.report.page import write_report
+from holdfast.rounds.inspect import difference, verify_project
+from holdfast.rounds.lineage import FIRST, Project
+from tests.rounds.small import add_round, fill, first_model
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project.open(tmp_path / "project", create=True)
+    first_model(made)
+    return made
+
+
+def test_rounds_have_parents_and_what_was_gained_is_known(project: Project) -> None:
+    one = add_round(project, "fog", target="c")
+    two = add_round(project, "rain", target="b")
+    side = add_round(project, "snow", parent=one, target="a")
+    assert [round_.parent for round_ in project.history()] == [FIRST, one, one]
+    assert project.ancestors(side) == [side, one, FIRST]
+    assert project.gained(two) == ["c", "b"]
+    assert project.find("2").name == project.find("rain").name == two
+    with pytest.raises(UserError, match="no round 'rian'"):
+        project.find("rian")
+
+
+def test_a_round_that_kept_the_old_model_stands_for_its_parent(project: Project) -> None:
+    one = add_round(project, "fog")
+    add_round(project, "rain", kept=True)
+    assert project.resolve(None) == one
+    assert project.resolve("rain") == one
+
+
+def test_accuracy_over_rounds(project: Project) -> None:
+    add_round(project, target="c", change=0.1)
+    add_round(project, kept=True)
+    assert project.accuracy()["c"] == pytest.approx([0.8, 0.9, 0.8])
+    assert project.accuracy()["a"] == pytest.approx([0.8, 0.79, 0.8])
+
+
+def test_a_copied_project_is_the_same_project(project: Project, tmp_path: Path) -> None:
+    add_round(project)
+    shutil.copytree(project.root, tmp_path / "moved")
+    shutil.rmtree(project.root)
+    moved = Project.open(tmp_path / "moved")
+    assert [one.name for one in moved.history()] == ["0001-next"]
+    assert verify_project(moved.root).rounds == 1
+
+
+def test_any_changed_byte_is_found(project: Project) -> None:
+    add_round(project)
+    with Ledger(project.ledger).look("sha256:ab", Budget(looks=3)) as look:
+        look.close(False)
+    add_round(project)
+    held = verify_project(project.root)
+    assert (held.rounds, held.notes) == (2, [])
+    files = [path for path in project.root.rglob("*") if path.is_file() and path.name != "lock"]
+    assert len(files) > 10
+    dice = random.Random(0)
+    for path in files:
+        before = path.read_bytes()
+        place = dice.randrange(len(before))
+        path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+        with pytest.raises((FaultError, UserError)):
+            verify_project(project.root)
+        path.write_bytes(before)
+    verify_project(project.root)
+
+
+def test_a_missing_file_and_a_missing_line_are_found(project: Project) -> None:
+    name = add_round(project)
+    lines = project.lineage.read_bytes()
+    project.lineage.write_bytes(b"\n".join(lines.split(b"\n")[:1]) + b"\n")
+    with pytest.raises(FaultError, match="is finished and is not in"):
+        verify_project(project.root)
+    project.lineage.write_bytes(lines)
+    project.folder(name).config.unlink()
+    with pytest.raises(FaultError, match="is gone"):
+        verify_project(project.root)
+
+
+def test_a_line_cut_short_is_passed_over_and_the_round_can_be_written_down(project: Project) -> None:
+    one = add_round(project)
+    two = project.begin("next", one)
+    fill(project.folder(two))
+    with project.lineage.open("ab") as file:
+        file.write(b'{"event":"round","round":"0002')
+    assert [round_.name for round_ in project.history()] == [one]
+    assert project.unfinished() == [two]
+    project.record(two)
+    assert [round_.name for round_ in project.history()] == [one, two]
+    assert verify_project(project.root).rounds == 2
+
+
+def test_killed_at_random_points_it_stays_readable_and_loses_nothing_that_was_recorded(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    dice = random.Random(1)
+    told: list[str] = []
+    script = [sys.executable, "-m", "tests.rounds.small", str(root), "400"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    for _ in range(5):
+        process = subprocess.Popen(script, stdout=subprocess.PIPE, env=environment, text=True)
+        assert process.stdout is not None
+        told.append(json.loads(process.stdout.readline()))
+        time.sleep(dice.random() * 0.25)
+        process.send_signal(signal.SIGKILL)
+        told += [json.loads(line) for line in process.stdout if line.endswith("\n")]
+        process.wait()
+        project = Project.open(root)
+        names = [one.name for one in project.history()]
+        assert set(told) <= set(names)
+        assert len(names) == len(set(names))
+        for name in project.unfinished():  # what a person would do: go on with it, or leave it
+            if project.folder(name).state.exists() and read_json(project.folder(name).state)["status"] == "done":
+                project.record(name)
+        verify_project(root)
+
+
+def test_rounds_at_once_do_not_corrupt_it(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    first_model(Project.open(root, create=True))
+    script = [sys.executable, "-m", "tests.rounds.small", str(root), "15"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    running = [subprocess.Popen(script, stdout=subprocess.DEVNULL, env=environment) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    history = Project.open(root).history()
+    assert sorted(int(one.name[:4]) for one in history) == list(range(1, 46))
+    assert verify_project(root).rounds == 45
+
+
+def predictions(right: np.ndarray, task: str, wrong: str = "other") -> pa.Table:
+    n = len(right)
+    said = [task if one else wrong for one in right]
+    return pa.table(
+        [[f"{task}{k}" for k in range(n)], [task] * n, [task] * n, said, [0.1] * n, [0.9] * n], schema=PREDICTIONS
+    )
+
+
+def test_diff_names_the_images_that_flipped(project: Project) -> None:
+    one = add_round(project, target="c")
+    folder = project.folder(one)
+    write_predictions(folder.predictions("old", "dev"), predictions(np.array([True, True, False]), "a"))
+    write_predictions(folder.predictions("x", "dev"), predictions(np.array([True, False, True]), "a"))
+    found = difference(project, FIRST, one)
+    assert [(flip.example_id, flip.gained) for flip in found.flips] == [("a1", False), ("a2", True)]
+    assert found.right == {"a": (2, 2)}
+    told = CliRunner().invoke(app, ["diff", "first", "1", "-p", str(project.root), "--json"], standalone_mode=False)
+    assert len(json.loads(told.stdout)["flips"]) == 2
+
+
+def test_log_show_and_verify_on_the_command_line(project: Project) -> None:
+    add_round(project, "fog")
+    runner = CliRunner()
+    log = runner.invoke(app, ["log", "-p", str(project.root)], standalone_mode=False).stdout
+    assert "0001-fog" in log
+    assert "90.0 %" in log
+    show = runner.invoke(app, ["show", "fog", "-p", str(project.root)], standalone_mode=False).stdout
+    assert "parent:        first" in show
+    verify = runner.invoke(app, ["verify", str(project.root)], standalone_mode=False).stdout
+    assert "1 rounds" in verify
+
+
+def test_the_page_of_a_project_shows_every_class(project: Project) -> None:
+    add_round(project, "fog")
+    page = write_report(project.root)[0].read_text(encoding="utf-8")
+    assert "Accuracy of every class over rounds" in page
+    assert verify_project(project.root).notes == []  # the report is no part of the record
+
+
+# -- against the first model ------------------------------------------------------------------------------------------
+
+
+def sealed_look(tmp_path: Path, old: int, first: int, new: int, n: int = 200) -> tuple[bool, dict[str, object]]:
+    """One task of n images; each model is right on its first so many."""
+    tables = [predictions(np.arange(n) < right, "a") for right in (old, first, new)]
+    ids = frozenset(tables[0]["example_id"].to_pylist())
+    plan = SealedPlan("sha256:cd", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
+    further = Further(("a",), lambda: tables[1])
+    outcome = certify_candidates(plan, Ledger(tmp_path), ["x"], lambda: tables[0], lambda _: tables[2], further)
+    return outcome.passed, outcome.told
+
+
+def test_losses_that_add_up_over_rounds_fail_against_the_first_model(tmp_path: Path) -> None:
+    passed, _ = sealed_look(tmp_path / "a", old=190, first=190, new=189)
+    assert passed
+    # Against its parent this is the same change; against the first model 9 points are gone.
+    passed, told = sealed_look(tmp_path / "b", old=172, first=190, new=171)
+    assert not passed
+    against = told["against_first"]
+    assert isinstance(against, dict)
+    assert against["tasks"][0]["lost"] == 19
+
+
+def test_a_class_that_the_first_model_did_not_know_is_not_held_against_it(tmp_path: Path) -> None:
+    n = 200
+    tables = {right: predictions(np.arange(n) < right, "a") for right in (100, 190)}
+    ids = frozenset(tables[100]["example_id"].to_pylist())
+    plan = SealedPlan("sha256:ef", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
+    further = Further(("b",), lambda: tables[190])
+    outcome = certify_candidates(plan, Ledger(tmp_path), ["x"], lambda: tables[100], lambda _: tables[100], further)
+    assert outcome.passed
+
+
+def test_a_folder_with_other_things_in_it_does_not_become_a_project(tmp_path: Path) -> None:
+    write_json(tmp_path / "something.json", {})
+    with pytest.raises(UserError, match="not empty"):
+        Project.open(tmp_path, create=True)
