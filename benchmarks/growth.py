@@ -95,6 +95,7 @@ def evaluation(count: int, pixels: PackedPixels) -> dict[str, Any]:
     method, _ = made_up_run(BASE, data, train_config(BASE, steps=1, device="cpu"), CPU, paired=False)
     rows = np.arange(count) % len(pixels)
     examples = LabelledSet(pixels, rows, rows % 5, tuple(str(i) for i in range(count)))
+    predict(method.model, data.constraint, data.tasks.classes)  # what only the first call pays for
     began = time.process_time()
     predict(method.model, examples, data.tasks.classes)
     return {"milliseconds": 1000 * (time.process_time() - began)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,17 +37,28 @@ def look(
     pixels = images.to(dtype) / 255
     if view is not None:
         pixels = _crop(pixels, view)
-    center = torch.tensor(mean, dtype=dtype, device=images.device).view(1, 3, 1, 1)
-    scale = torch.tensor(std, dtype=dtype, device=images.device).view(1, 3, 1, 1)
-    return (pixels - center) / scale
+    return (pixels - _channels(mean, dtype, images.device)) / _channels(std, dtype, images.device)
+
+
+@lru_cache(maxsize=32)
+def _channels(values: tuple[float, float, float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One number a channel, on the device: made once, since a copy from the host makes the host wait."""
+    return torch.tensor(values, dtype=dtype, device=device).view(1, 3, 1, 1)
 
 
 def _crop(pixels: Tensor, view: View) -> Tensor:
-    box = view.box.to(pixels)
-    mirror = 1 - 2 * view.flip.to(pixels)
+    box = _beside(view.box, pixels)
+    mirror = 1 - 2 * _beside(view.flip, pixels)
     left, top, width, height = box.unbind(dim=1)
     zero = torch.zeros_like(left)
     # An affine map from output coordinates in [-1, 1] to input ones: scale by the box, move to its centre.
     rows = torch.stack([width * mirror, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1], dim=1)
     grid = F.affine_grid(rows.view(-1, 2, 3), list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _beside(values: Tensor, pixels: Tensor) -> Tensor:
+    """The values on the pixels' device and of their type; the host does not wait for the copy."""
+    if pixels.is_cuda and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(pixels.device, non_blocking=True).to(pixels.dtype)
