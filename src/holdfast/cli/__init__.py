@@ -24,6 +24,7 @@ from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
 from holdfast.cli import lineage as _lineage
 from holdfast.cli import report as _report
+from holdfast.cli import track as _track
 from holdfast.cli.retrieve import retrieve_app
 from holdfast.errors import Exit, HoldfastError
 
@@ -62,6 +63,7 @@ app.command("verify")(_certify.verify)
 app.command("compare")(_compare.compare)
 app.command("diagnose")(_diagnose.diagnose)
 app.command("report")(_report.report)
+app.command("track")(_track.track)
 app.command("log")(_lineage.log)
 app.command("show")(_lineage.show)
 app.command("diff")(_lineage.diff)
