@@ -75,6 +75,7 @@ def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False,
     with started(config.train.device) as runtime:
         folder = _open_folder(config, out, root, resume, runtime)
         ready = prepare_round(config, root, runtime)
+        ready.assembled.check_leaks()
         round_ = _Round(config, ready, folder, runtime)
         round_.begin()
         plan = Plan(

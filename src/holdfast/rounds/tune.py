@@ -121,6 +121,7 @@ def _labelled_round(config: TuneConfig, size: int, interpolation: str, root: Pat
             roles=wanted,
             roles_config=roles,
             limit=config.data.bad_image_limit,
+            drop_leaks=config.data.leaks == "drop",
         )
 
     training = _at_most(read(Role.BASE if roles.base else Role.CONSTRAINT), classes, config)
