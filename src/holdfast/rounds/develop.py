@@ -73,9 +73,11 @@ def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False,
     """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``."""
     config = inherit(config, root)
     with started(config.train.device) as runtime:
-        folder = _open_folder(config, out, root, resume, runtime)
+        folder = _open_folder(out, resume, runtime)
         ready = prepare_round(config, root, runtime)
         ready.assembled.check_leaks()
+        if not resume:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
+            _write_config(config, folder, root, runtime)
         round_ = _Round(config, ready, folder, runtime)
         round_.begin()
         plan = Plan(
@@ -97,16 +99,20 @@ def resume_config(run: Path) -> tuple[RoundConfig, Path]:
     return parse(RoundConfig, read_json(folder.config), str(folder.config)), Path(state["root"])
 
 
-def _open_folder(config: RoundConfig, out: Path, root: Path, resume: bool, runtime: Runtime) -> RunFolder:
+def _open_folder(out: Path, resume: bool, runtime: Runtime) -> RunFolder:
     if resume:
         return RunFolder.open(out)
     if runtime.is_main:
-        folder = RunFolder.create(out)
+        RunFolder.create(out)
+    return RunFolder(out)
+
+
+def _write_config(config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime) -> None:
+    if runtime.is_main:
         write_json(folder.config, config.model_dump(mode="json"))
         write_json(folder.state, {"status": "started", "version": __version__, "root": str(root.resolve())})
     if dist.is_initialized():
         dist.barrier()
-    return RunFolder(out)
 
 
 class _Round:

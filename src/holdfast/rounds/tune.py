@@ -44,13 +44,13 @@ def tune(config: TuneConfig, out: Path, root: Path, *, resume: bool = False, qui
     """Tune a model on the base images (the training images where no share is set aside as base)."""
     with started(config.train.device) as runtime:
         folder = RunFolder.open(out) if resume else RunFolder.create(out)
-        write_json(folder.config, config.model_dump(mode="json"))
-        write_json(folder.state, {"status": "training", "version": __version__, "root": str(root.resolve())})
         start = load_start(config.model, root, config.seed)
         data = _labelled_round(config, start.towers.preprocess.size, start.towers.preprocess.interpolation, root)
         temperature = config.model.class_temperature or DEFAULT_CLASS_TEMPERATURE
         model = Classifier(start.towers, data.tasks.classes, data.tasks.prompts, temperature).to(runtime.device)
         method = _method(config, model, data, runtime)
+        write_json(folder.config, config.model_dump(mode="json"))
+        write_json(folder.state, {"status": "training", "version": __version__, "root": str(root.resolve())})
         fingerprint = fingerprint_json(
             {"config": config.model_dump(mode="json"), "data": fingerprint_ids(data.constraint.ids + data.target.ids)}
         )
