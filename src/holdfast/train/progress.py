@@ -41,7 +41,7 @@ class TerminalProgress:
 
     def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
         """Show the latest look at dev images."""
-        self._state |= {name: text for name, text in _headline(record).items()}
+        self._state |= _headline(record)
         self._bar.update(self._task, completed=done, state="  ".join(self._state.values()))
 
 
