@@ -1,8 +1,8 @@
 """What the documentation says can be typed in: commands exist with their options, marked blocks run, snippets compile.
 
 A fenced ``console`` block behind ``<!-- run -->`` is executed, line by line behind ``$``, in a folder of its own for
-each page; ``<!-- run slow -->`` does so in the slow tests, ``exit 0 or 4`` names the codes that are right. A block behind
-``<!-- file NAME -->`` is written to that file first.
+each page; ``<!-- run slow -->`` does so in the slow tests, ``exit 0 or 4`` names the codes that are right. A block
+behind ``<!-- file NAME -->`` is written to that file first.
 """
 
 from __future__ import annotations

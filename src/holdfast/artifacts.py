@@ -82,6 +82,7 @@ def _not_writable(path: Path, error: OSError) -> UserError:
 
 def write_text(path: Path, text: str) -> None:
     """Write text atomically."""
+
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 

@@ -109,7 +109,14 @@ def rank_was_lost(error: RuntimeError) -> bool:
     if not dist.is_initialized():
         return False
     text = str(error)
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo", "Timed out waiting")
+    words = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "NCCL",
+        "gloo",
+        "Timed out waiting",
+    )
     return isinstance(error, dist.DistError) or any(word in text for word in words)
 
 
@@ -122,7 +129,9 @@ class _Gather(torch.autograd.Function):
     """Rows of all ranks, in rank order; the gradient of a row is the sum of what every rank's loss says of it."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rows: Tensor, total: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, rows: Tensor, total: int
+    ) -> Tensor:
         rank, world = dist.get_rank(), dist.get_world_size()
         counts = [len(range(one, total, world)) for one in range(world)]
         if len(rows) != counts[rank]:
@@ -135,7 +144,9 @@ class _Gather(torch.autograd.Function):
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, None]:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
         start, count = cast("tuple[int, int]", cast(Any, ctx).place)

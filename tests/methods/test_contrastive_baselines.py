@@ -7,6 +7,15 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
+
+from holdfast.config.methods import FlypConfig, RmConfig, WcclConfig
+from holdfast.data.tasks import RoundData
+from holdfast.methods.base import encode
+from holdfast.methods.flyp import Flyp
+from holdfast.methods.pairs import all_pairs, group_sizes, stands_for
+from holdfast.methods.rm import Rm
+from holdfast.methods.wccl import Wccl
+from holdfast.model.classifier import Classifier
 from tests.methods.small import (
     batch_of,
     gradient,
@@ -17,15 +26,6 @@ from tests.methods.small import (
     small_model,
     whole_batch,
 )
-
-from holdfast.config.methods import FlypConfig, RmConfig, WcclConfig
-from holdfast.data.tasks import RoundData
-from holdfast.methods.base import encode
-from holdfast.methods.flyp import Flyp
-from holdfast.methods.pairs import all_pairs, group_sizes, stands_for
-from holdfast.methods.rm import Rm
-from holdfast.methods.wccl import Wccl
-from holdfast.model.classifier import Classifier
 
 TAU = 0.2
 

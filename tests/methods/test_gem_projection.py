@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from tests.methods.small import prepared, small_data, small_model
 
 from holdfast.config.methods import GemConfig
 from holdfast.methods.gem import Gem, gram_matrix, task_weights
+from tests.methods.small import prepared, small_data, small_model
 
 
 def gradients(m: int, p: int, seed: int, *, dependent: float = 0.0) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch
 from torch import Tensor
 
 from holdfast.config.methods import Co2lConfig, DerConfig, GemConfig
@@ -15,6 +14,7 @@ from holdfast.methods.co2l import Co2l
 from holdfast.methods.der import Der, second_draw
 from holdfast.methods.gem import Gem
 from holdfast.methods.labelled import LinearMethod
+from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch
 
 
 def naive_loss(method: LinearMethod, image: Tensor, label: int) -> Tensor:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.methods.small import batch_of, gradient, prepared, small_data, small_model
 from torch import multiprocessing
 
 from holdfast.config.methods import Co2lConfig, DerConfig, FlypConfig, GemConfig, RmConfig, WcclConfig
 from holdfast.methods import METHODS
 from holdfast.methods.base import Method
+from tests.methods.small import batch_of, gradient, prepared, small_data, small_model
 
 CONFIGS = {
     "flyp": FlypConfig(temperature=0.2),

@@ -77,7 +77,7 @@ class RolesConfig(Config):
 
     Fractions (0.2) are of each class; the rest is `constraint`. Whole numbers (300) are images a class, picked by the
     rank of their hash: exact, but not stable when images are added, as fractions are. A source's own splits win: `test`
-    is test, `val`/`dev` is dev, `base`, `constraint` and `sealed` are themselves, `train` (or none) is shared out, among
+    is test, `val`/`dev` is dev, `base`, `constraint` and `sealed` are themselves, `train` (or none) is shared out among
     the roles that the class's own splits do not fill.
     """
 
@@ -110,7 +110,7 @@ class DataConfig(Config):
     target_images: Positive | None = None
     """Target images of the labelled source, drawn by seed. Default: all there are."""
     prompts: Path | None = None
-    """File with the sentences of each class (JSON or TOML: class = "sentence" or ["…", "…"]); they win over [task]'s."""
+    """File with the sentences of each class (JSON or TOML: class = "sentence" or ["…", "…"]); it wins over [task]."""
     leaks: Literal["refuse", "drop", "allow"] = "refuse"
     """Near copies of sealed images among the training images: an error that names them, or left out of training (also
     near copies of dev and test images), or not looked for. Exact copies are always left out."""

@@ -126,7 +126,7 @@ class RoundData:
 
 @dataclass(frozen=True)
 class View:
-    """Where to look at each picture: a crop box in [0, 1] and a mirror flag. The same view can go through two models."""
+    """Where to look at each picture: a crop box in [0, 1] and a mirror flag. One view can go through two models."""
 
     box: Tensor  # [n, 4] float32: left, top, width, height
     flip: Tensor  # [n] bool

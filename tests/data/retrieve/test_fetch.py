@@ -317,6 +317,24 @@ def test_many_shards(pictures: Web, prepare, monkeypatch) -> None:
         assert len(tar.getnames()) == 15
 
 
+def test_shards_are_the_tar_files_that_the_standard_library_writes(tmp_path: Path) -> None:
+    from holdfast.data.retrieve.shards import Record, write_tar
+
+    record = Record("000000007", "target", "http://a.test/", "brouillard épais", None, "ok", 1)
+    write_tar(tmp_path / "ours.tar", [(record, b"x" * 1000)])
+    with tarfile.open(tmp_path / "ours.tar") as tar:
+        contents = {member.name: tar.extractfile(member).read() for member in tar}
+    assert list(contents) == ["000000007.jpg", "000000007.txt", "000000007.json"]
+    assert contents["000000007.txt"].decode() == "brouillard épais"
+    with tarfile.open(tmp_path / "theirs.tar", "w:", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    ours, theirs = ((tmp_path / f"{who}.tar").read_bytes().rstrip(b"\0") for who in ("ours", "theirs"))
+    assert ours == theirs
+
+
 def test_downloads_of_another_selection_are_not_mixed_in(pictures: Web, prepare) -> None:
     out = prepare([f"{pictures.url}/good/1"])
     fetch(out, LIMITS)
