@@ -182,9 +182,10 @@ class RayRunner:
             ) from error
         self.ray: Any = ray
         if not ray.is_initialized():
+            os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes longer than Ray's 30 s
             try:
                 ray.init(address=None if address == "local" else address, include_dashboard=False, log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except Exception as error:  # Ray raises all kinds, plain exceptions among them
                 message = f"no Ray cluster at {address!r}"
                 raise UserError(message, found=str(error)[:200], do="give HOST:PORT, `auto` or `local`") from error
 
