@@ -9,6 +9,7 @@ images, where every bound is computed from dev images.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import machine  # noqa: E402
+from benchmarks.machine import commit, machine  # noqa: E402
 from tests.report.fabricated import made_up_run  # noqa: E402
 
 TASKS, EACH = 364, 275
@@ -41,6 +42,7 @@ def measure(run: Path) -> dict[str, float]:
 def main() -> None:
     names = [f"place {number:03d}" for number in range(TASKS)]
     results: dict[str, object] = {"tasks": TASKS, "dev_images": TASKS * EACH, "machine": machine()}
+    results |= {"commit": commit(), "load_average": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory() as folder:
         for sealed in ("passed", "none"):
             run = made_up_run(
