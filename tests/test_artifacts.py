@@ -1,0 +1,89 @@
+"""Files that survive: a full disk, a kill in the middle, a line cut short."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.artifacts import (
+    PREDICTIONS,
+    RunFolder,
+    fingerprint_ids,
+    fingerprint_json,
+    read_jsonl,
+    read_predictions,
+    write_atomic,
+    write_json,
+    write_predictions,
+)
+from holdfast.errors import UserError
+
+
+def table(ids: list[str]) -> pa.Table:
+    count = len(ids)
+    columns = [ids, ["a"] * count, ["a"] * count, ["b"] * count, [0.5] * count, [0.9] * count]
+    return pa.table(columns, schema=PREDICTIONS)
+
+
+def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"before": 1})
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left") as caught:
+        write_json(path, {"after": 2})
+    assert "untouched" in caught.value.do
+    assert path.read_text() == '{\n  "before": 1\n}\n'
+    assert [one.name for one in tmp_path.iterdir()] == ["result.json"]  # no half-written file is left behind
+
+
+def test_a_writer_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def half(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        write_atomic(path, half)
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_last_line_cut_short_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [one["step"] for one in read_jsonl(path)] == [1, 2]
+
+
+def test_predictions_name_each_example_once_and_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.parquet"
+    write_predictions(path, table(["x", "y"]))
+    assert read_predictions(path).equals(table(["x", "y"]))
+    with pytest.raises(ValueError, match="once"):
+        write_predictions(path, table(["x", "x"]))
+    with pytest.raises(UserError, match="does not exist"):
+        read_predictions(tmp_path / "nothing.parquet")
+
+
+def test_fingerprints_do_not_depend_on_order() -> None:
+    assert fingerprint_ids(["b", "a"]) == fingerprint_ids(["a", "b"]) != fingerprint_ids(["a"])
+    assert fingerprint_json({"a": 1, "b": 2}) == fingerprint_json({"b": 2, "a": 1}) != fingerprint_json({"a": 1})
+
+
+def test_a_run_folder_is_opened_only_where_a_run_was_begun(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="not empty"):
+        RunFolder.create(tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        RunFolder.create(tmp_path / "file")
