@@ -204,6 +204,7 @@ def predicts(monkeypatch: pytest.MonkeyPatch):
             return predictions(rows(spec), "old"), predictions(rows(spec), "new")
 
         module.predict_sealed = predict_sealed  # type: ignore[attr-defined]
+        module.predict_first = lambda _: pytest.fail("a run outside a project knows no first model")  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "holdfast.rounds.develop", module)
         return calls
 
