@@ -129,6 +129,7 @@ def to_wandb(run: Path, where: Path | None = None, project: str = "holdfast") ->
         session.summary.update(values)
     made = Path(session.dir).parent
     session.finish()
+    wandb.teardown()  # its writer is another process: the file is whole once that one is gone
     return made
 
 
