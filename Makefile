@@ -21,7 +21,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 
-demo: $(READY)  ## forgetting and its cure, on embedded data, in about a minute
+demo: $(READY)  ## forgetting and its cure, on embedded data, in under two minutes
 	$(BIN)/holdfast demo
 
 check: $(READY)  ## lint, format, types, import direction

@@ -15,7 +15,7 @@ def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Forgetting and its cure, on handwritten digits that need no download; about a minute on two cores.
+    """Forgetting and its cure, on handwritten digits that need no download; under two minutes on two cores.
 
     Trains a small base model that has seen two eights in its life, then teaches it the eight by plain fine-tuning and
     by holdfast, from the same images in the same number of steps. It prints whatever came out.
