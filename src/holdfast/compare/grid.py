@@ -311,12 +311,15 @@ def _seeds(
 
 
 def _key(study: Study, config: RoundConfig) -> str:
-    """What makes a job another job: a study that is changed gets new folders, and never mixes old results in."""
-    values = config.model_dump(mode="json")
-    for name in _NUMBERS_NOBODY_SEES:
-        values["train"].pop(name, None)
+    """What makes a job another job: a study that is changed gets new folders, and never mixes old results in.
+
+    It is made of what the study says, not of defaults: a later version's new option leaves finished jobs finished.
+    """
+    values = config.model_dump(mode="json", exclude_unset=True)
+    train = values.get("train", {})
+    values["train"] = {name: value for name, value in train.items() if name not in _NUMBERS_NOBODY_SEES}
     if study.config.base is not None:  # the base by what it is made of, not by the folder it lies in
-        values["model"]["start"] = fingerprint_json(study.config.base.model_dump(mode="json"))
+        values["model"]["start"] = fingerprint_json(study.config.base.model_dump(mode="json", exclude_unset=True))
     return fingerprint_json(values).removeprefix("sha256:")[:8]
 
 

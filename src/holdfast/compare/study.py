@@ -15,6 +15,7 @@ from holdfast.compare.output import write_outputs
 from holdfast.compare.pool import Runner
 from holdfast.compare.records import JobFolder
 from holdfast.compare.run import Action, Outcome
+from holdfast.config import TuneConfig, parse
 from holdfast.errors import UserError
 from holdfast.rounds.develop import candidate_name
 from holdfast.rounds.tune import tune
@@ -99,7 +100,8 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
         return
     state = folder / "run.json"
     if state.exists() and read_json(state)["status"] == "done":
-        if read_json(folder / "round.json") != config.model_dump(mode="json"):
+        made = parse(TuneConfig, read_json(folder / "round.json"), str(folder / "round.json"))
+        if made != config:
             raise UserError(
                 f"{folder} holds a base model that was made with other settings",
                 do="choose another --out, or move that folder away: all jobs are then run again",
