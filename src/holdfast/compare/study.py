@@ -15,7 +15,6 @@ from holdfast.compare.output import write_outputs
 from holdfast.compare.pool import Runner
 from holdfast.compare.records import JobFolder
 from holdfast.compare.run import Action, Outcome
-from holdfast.config import TuneConfig, parse
 from holdfast.errors import UserError
 from holdfast.rounds.develop import candidate_name
 from holdfast.rounds.tune import tune
@@ -98,10 +97,9 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
     config, folder = study.config.base, base_folder(out)
     if config is None:
         return
-    state = folder / "run.json"
+    state, said = folder / "run.json", config.model_dump(mode="json", exclude_unset=True)
     if state.exists() and read_json(state)["status"] == "done":
-        made = parse(TuneConfig, read_json(folder / "round.json"), str(folder / "round.json"))
-        if made != config:
+        if read_json(folder / "made-of.json") != said:
             raise UserError(
                 f"{folder} holds a base model that was made with other settings",
                 do="choose another --out, or move that folder away: all jobs are then run again",
@@ -109,6 +107,7 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
         return
     say("making the base model")
     result = tune(config, folder, study.root, resume=state.exists(), quiet=True)
+    write_json(folder / "made-of.json", said)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     say("base model: " + ", ".join(f"{name} {value * 100:.0f} %" for name, value in result.accuracy.items()))
 
