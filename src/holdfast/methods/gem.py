@@ -41,7 +41,11 @@ class Gem(LinearMethod):
         gram = gram_matrix(gradient, task_gradients)
         if (gram[:-1, -1] >= 0).all():
             return gradient
-        weight = task_weights(gram, self.config.gamma)
+        # A task that was not sampled has no gradient. In the Gram matrix's root its column is rounding error, which the
+        # solver would weigh by 1e15 to fit what the others leave over.
+        sampled = np.append(np.diag(gram)[:-1] > 0, True)
+        weight = np.zeros(len(task_gradients))
+        weight[sampled[:-1]] = task_weights(gram[np.ix_(sampled, sampled)], self.config.gamma)
         return gradient + torch.from_numpy(weight).to(gradient) @ task_gradients
 
 
