@@ -97,17 +97,17 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
     config, folder = study.config.base, base_folder(out)
     if config is None:
         return
-    state, said = folder / "run.json", config.model_dump(mode="json", exclude_unset=True)
-    if state.exists() and read_json(state)["status"] == "done":
-        if read_json(folder / "made-of.json") != said:
+    made_of, said = folder / "made-of.json", config.model_dump(mode="json", exclude_unset=True)
+    if made_of.exists():  # written when the model is whole
+        if read_json(made_of) != said:
             raise UserError(
                 f"{folder} holds a base model that was made with other settings",
                 do="choose another --out, or move that folder away: all jobs are then run again",
             )
         return
     say("making the base model")
-    result = tune(config, folder, study.root, resume=state.exists(), quiet=True)
-    write_json(folder / "made-of.json", said)
+    result = tune(config, folder, study.root, resume=(folder / "run.json").exists(), quiet=True)
+    write_json(made_of, said)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     say("base model: " + ", ".join(f"{name} {value * 100:.0f} %" for name, value in result.accuracy.items()))
 
