@@ -17,9 +17,12 @@ from holdfast.compare.choose import Cell
 from holdfast.compare.records import Curve
 from holdfast.evaluate.metrics import Comparison
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; the shapes say the same once more.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#A6761D", "#666633")
-SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+# Okabe and Ito's colours, which colour-blind readers can tell apart, and a few more; the shapes say the same once more.
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000"),
+    *("#A6761D", "#666633", "#882255", "#332288"),
+)
+SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 _LIGHT_TO_DARK = LinearSegmentedColormap.from_list("light to dark", ["#c6dbef", "#08306b"])
 
 
