@@ -70,6 +70,9 @@ class TrainConfig(Config):
     precision, `plain` calls the model's own modules. `auto`: fast on a GPU."""
     compile: bool = True
     """Compile the blocks of fast towers, on a GPU."""
+    graphs: Literal["auto"] | bool = "auto"
+    """Record a step as a CUDA graph and play it back, on one GPU. `auto`: where the method says that it can be, with
+    fast, compiled towers. What cannot be recorded runs as usual, after a warning."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     augment: bool = True

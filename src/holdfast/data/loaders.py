@@ -199,6 +199,7 @@ class BatchMaker:
         self._target_tokens = Tokens(data.target.texts, towers.tokenize)
         self._negative_tokens = Tokens(data.negatives.texts, towers.tokenize)
         self._prompts = self._plan_prompts(prompts, pairs)
+        self._columns = 0  # of tokens, in the widest step so far
         self._stream = torch.cuda.Stream(runtime.device) if runtime.device.type == "cuda" else None
 
     def begin(self, draw: Draw) -> Begun:
@@ -215,8 +216,7 @@ class BatchMaker:
         pair_views = self._pair_views(draw)
         target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
         protected_index = over(torch.from_numpy(protected))
-        target_tokens = self._shorten(self._target_tokens[target])
-        negative_tokens = self._shorten(self._negative_tokens[negatives])
+        target_tokens, negative_tokens = self._tokens(target, negatives)
         protected_pixels = self._pixels(data.constraint, protected)
         protected_view = self._protected_view(draw)
         return Batch(
@@ -238,6 +238,19 @@ class BatchMaker:
             cached_images=self.images and self.images.rows(target_index, negative_index, protected_index),
             cached_texts=self.texts and self.texts.rows(target_index, negative_index),
         )
+
+    def _tokens(self, target: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Tokens of the pairs without columns that change no feature.
+
+        Where texts share rows no column is ever computed, and as many are kept as any step has needed so far: a step
+        can be recorded and played back only if its shapes stay.
+        """
+        both = self._shorten(self._target_tokens[target]), self._shorten(self._negative_tokens[negatives])
+        if self._prompts is None:
+            return both
+        self._columns = max(self._columns, *(one.shape[1] for one in both))
+        padded = [torch.nn.functional.pad(one, (0, self._columns - one.shape[1])) for one in both]
+        return padded[0], padded[1]
 
     def _to_device(self, values: Tensor) -> Tensor:
         if self.runtime.device.type == "cuda":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from holdfast.data.tasks import Batch, LabelledSet, RoundData
 from holdfast.data.views import look
 from holdfast.model.classifier import Classifier, similarity
+from holdfast.model.fast import beside
 from holdfast.objective.estimators import commit_all
 from holdfast.runtime import sum_over_ranks, world_size
 
@@ -51,6 +52,7 @@ class Method(nn.Module):
     uses_heads: bool = False  # whether the model gets task-dependent heads
     linear: ClassVar[bool] = False  # whether it classifies with a linear head, initialised from the prompts
     needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
+    recordable: ClassVar[bool] = False  # whether every step runs the same kernels: nothing is decided on the host
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -107,6 +109,7 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
 
     Towers that are frozen for the whole run have said what they say already: see :mod:`holdfast.train.frozen`.
     """
+    texts = beside(batch.target_index.device, lambda: _texts(model, batch))
     if batch.cached_images is None:
         counts = [len(batch.target_images), len(batch.negative_images), len(batch.protected_images)]
         images = model.image_features(torch.cat([batch.target_images, batch.negative_images, batch.protected_images]))
@@ -114,17 +117,17 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
     else:
         cached = batch.cached_images
         target_images, negative_images, protected_images = cached.target, cached.negatives, cached.protected
+    target_texts, negative_texts, classes = texts()
+    return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
+
+
+def _texts(model: Classifier, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Target texts, negative texts and classes."""
     target = len(model.classes) - 1  # the target comes last in the label space
     if batch.cached_texts is None:
-        target_texts, negative_texts, classes = model.text_features_together(
-            batch.target_tokens, target, batch.negative_tokens, batch.text_rows
-        )
-    else:
-        texts = batch.cached_texts
-        target_texts, negative_texts, classes = model.text_features_of(
-            texts.target, target, texts.negatives, texts.prompts
-        )
-    return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
+        return model.text_features_together(batch.target_tokens, target, batch.negative_tokens, batch.text_rows)
+    texts = batch.cached_texts
+    return model.text_features_of(texts.target, target, texts.negatives, texts.prompts)
 
 
 def class_logits(features: Tensor, classes: Tensor, class_temperature: float) -> Tensor:

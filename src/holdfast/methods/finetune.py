@@ -14,6 +14,7 @@ class Finetune(Method):
     """Minimise F(w, D), and nothing else."""
 
     uses_heads = True
+    recordable = True
 
     def __init__(self, model: Classifier, config: FinetuneConfig, steps: int) -> None:
         super().__init__(model)

@@ -26,6 +26,7 @@ class Holdfast(Method):
     """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
 
     uses_heads = True
+    recordable = True
     old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
 
     def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:

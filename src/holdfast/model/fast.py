@@ -14,11 +14,12 @@ What makes it fast, and why each is exact:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, Transformer, VisionTransformer
@@ -28,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.data.rows import TextRows
+from holdfast.model import fused
 
 Weights = tuple[Tensor, ...]  # of one block, in the order of _block_weights
 _EXACT, _QUICK = "gelu", "quick_gelu"
@@ -39,6 +41,7 @@ class Working:
 
     dtype: torch.dtype
     compiled: bool = False
+    fused: bool = False  # image blocks by holdfast.model.fused, where they are what it is written for
 
     @cached_property
     def block(self) -> Callable[..., Tensor]:
@@ -87,6 +90,37 @@ def working(settings: Working | None) -> Generator[None]:
 def active() -> Working | None:
     """What :func:`working` asked for, if anything."""
     return _active[-1] if _active else None
+
+
+Returned = TypeVar("Returned", bound=tuple[Tensor, ...])
+
+
+def beside(device: torch.device, function: Callable[[], Returned]) -> Callable[[], Returned]:
+    """Begin on a second stream of the GPU, beside what follows; a call of what comes back waits for it.
+
+    Autograd runs the backward pass of an operation on its stream, so that one runs beside the other, too.
+    """
+    if device.type != "cuda" or active() is None:
+        value = function()
+        return lambda: value
+    side = _second_stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        value = function()
+
+    def join() -> Returned:
+        stream = torch.cuda.current_stream(device)
+        stream.wait_stream(side)
+        for one in value:
+            one.record_stream(stream)
+        return value
+
+    return join
+
+
+@lru_cache(maxsize=16)
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
@@ -174,10 +208,13 @@ def _plain_block(block: Any) -> bool:
 def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
     """E1 before normalisation, as ``VisionTransformer.forward``: [n, 3, S, S] -> [n, D]."""
     count = len(images)
+    grid = visual.grid_size[0] * visual.grid_size[1]
+    fuses = _fuses(visual.transformer, grid + 1, images.device, how)
     if torch.is_grad_enabled():
         # The weights' gradients are products over all tokens of the batch: with a number of them that is a multiple of
-        # eight they reach the matrix units' fast path. The pictures added here have no gradient.
-        images = functional.pad(images, (0, 0, 0, 0, 0, 0, 0, -count % 8))
+        # eight they reach the matrix units' fast path. The pictures added here have no gradient. Fused blocks see to
+        # their own tokens; what is left is the embedding.
+        images = functional.pad(images, (0, 0, 0, 0, 0, 0, 0, -count % (8 // math.gcd(8, grid) if fuses else 8)))
     with torch.autocast(images.device.type, enabled=False):
         norm = visual.ln_pre if isinstance(visual.ln_pre, nn.LayerNorm) else None
         values = how.embed(
@@ -190,7 +227,7 @@ def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
             0.0 if norm is None else norm.eps,
             how.dtype,
         )
-        pooled = _blocks(visual.transformer, values, how)[:count]
+        pooled = _blocks(visual.transformer, values, how, fuses=fuses)[:count]
         pooled = _norm(pooled, visual.ln_post.weight, visual.ln_post.bias, visual.ln_post.eps, pooled.dtype)
         return pooled if visual.proj is None else pooled @ visual.proj
 
@@ -224,6 +261,13 @@ def _own_text_before(text: Tensor) -> Tensor:
     return same.tril().unsqueeze(1)
 
 
+def _fuses(transformer: Any, length: int, device: torch.device, how: Working) -> bool:
+    """Whether the blocks of an image tower are computed by :mod:`holdfast.model.fused`."""
+    attention = transformer.resblocks[0].attn
+    size = attention.embed_dim // attention.num_heads
+    return how.fused and not transformer.grad_checkpointing and fused.can(device, how.dtype, length, size)
+
+
 def _blocks(
     transformer: Any,
     values: Tensor,  # [n, L, W]
@@ -233,18 +277,26 @@ def _blocks(
     causal: bool = False,
     at: Tensor | None = None,  # [k] places that are read, in the flattened [n * L]; None: position 0 of each
     hidden: Tensor | None = None,  # [k, L] what each of them must not see in its row
+    fuses: bool = False,
 ) -> Tensor:
     """All blocks; the last one at the places that are read, in full precision: -> [k, W]."""
     *inner, last = transformer.resblocks
-    with attention_kernels(values, transformer.resblocks[0].attn.num_heads, plain=mask is None and not causal):
+    carried: Tensor | None = None
+    heads = last.attn.num_heads
+    if fuses and inner:
+        n, length, _ = values.shape
+        shape = fused.Shape(n, length, heads, _activation(last) == _QUICK, inner[0].ln_1.eps, inner[0].ln_2.eps)
+        values, carried = fused.blocks(values, [_block_weights(block) for block in inner], shape)
+        inner = []
+    with attention_kernels(values, heads, plain=mask is None and not causal and bool(inner)):
         for block in inner:
             settings = (mask, block.attn.num_heads, causal, _activation(block), block.ln_1.eps, block.ln_2.eps)
             if transformer.grad_checkpointing and torch.is_grad_enabled():
                 values = checkpoint(how.block, values, _block_weights(block), *settings, use_reentrant=False)
             else:
                 values = how.block(values, _block_weights(block), *settings)
-    settings = (last.attn.num_heads, _activation(last), last.ln_1.eps, last.ln_2.eps)
-    return how.last_block(values, at, hidden, _block_weights(last), *settings)
+    settings = (heads, _activation(last), last.ln_1.eps, last.ln_2.eps)
+    return how.last_block(values, at, hidden, _block_weights(last), *settings, carried)
 
 
 def _block_weights(block: Any) -> Weights:
@@ -336,6 +388,7 @@ def _last_block(
     activation: str,
     eps_1: float,
     eps_2: float,
+    carried: Tensor | None = None,  # [W] to be added to the values
 ) -> Tensor:
     """A block that is read at one position a text or picture: [k, W].
 
@@ -347,6 +400,8 @@ def _last_block(
     _, length, width = values.shape
     size = width // heads
     norm_weight, norm_bias, in_weight, in_bias, out_weight, out_bias = weights[:6]
+    if carried is not None:
+        values = (_full(values) + carried).to(values.dtype)
     normed = _norm(values, norm_weight, norm_bias, eps_1, values.dtype)
     if at is None:
         at_end, normed_at_end = values[:, 0], normed[:, 0]

@@ -133,5 +133,5 @@ class RetentionPenalty(Deferred):
         """Count the step and move the multipliers; the averages commit themselves."""
         self.steps += finite
         if self._next_multiplier is not None:
-            self.multiplier = torch.where(finite, self._next_multiplier, self.multiplier)
+            self.multiplier.copy_(torch.where(finite, self._next_multiplier, self.multiplier))
             self._next_multiplier = None

@@ -35,6 +35,7 @@ def arithmetic(config: TrainConfig, device: torch.device, *, compiled: bool = Tr
     """
     dtype = working_dtype(config, device)
     compiled = compiled and config.compile and device.type == "cuda"
-    how = Working(dtype, compiled) if fast_towers(config, device) else None
+    fused = config.compile and device.type == "cuda"
+    how = Working(dtype, compiled, fused) if fast_towers(config, device) else None
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16), working(how):
         yield

@@ -20,7 +20,7 @@ from holdfast.runtime import Runtime
 from holdfast.train.arithmetic import working_dtype
 from holdfast.train.loop import Plan, batch_sizes, train
 
-PARTS = ("loader", "forward", "backward", "optimizer", "logging")
+PARTS = ("loader", "forward", "backward", "optimizer", "step", "logging")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Figures:
     fastest: float  # of the stretches between two logged steps
     slowest: float
     images_per_second: float
-    memory_gib: float  # most that was allocated at once on the GPU; 0 on a CPU
+    memory_gib: float  # most that was held at once on the GPU, recordings and free room between included; 0 on a CPU
+    allocated_gib: float  # most that tensors took at once; what a recorded step takes is counted when it is recorded
     teraflop: float  # the model's own arithmetic a step: towers, forward and backward, texts cut to their length
     matrix_rate: float  # TFLOP/s that this device reaches on one large matrix product
     share: float  # of that rate
@@ -66,7 +67,7 @@ class _Watch:
         total: dict[str, float] = {part: 0.0 for part in PARTS}  # noqa: C420
         for (_, before), (part, mark) in zip(self.marks, self.marks[1:], strict=False):
             total[part] += before.elapsed_time(mark) if self.cuda else 1000 * (mark - before)
-        return {part: value / steps for part, value in total.items()}
+        return {part: value / steps for part, value in total.items() if value}
 
 
 class _Clock:
@@ -84,8 +85,6 @@ class _Clock:
         if done < self.warm_up:
             self.first = self.first or now - self.began
             return
-        if not self.times and self.watch.cuda:
-            torch.cuda.reset_peak_memory_stats()
         self.times.append((done, now))
         self.watch.counting = True
 
@@ -105,6 +104,8 @@ def measure(
     clock = _Clock(watch, warm_up)
     if watch.cuda:
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     train(method, data, replace(plan, config=config), runtime, progress=clock, stopwatch=watch)
     if len(clock.times) < 2:
         raise UserError("too few steps to time", expected=f"at least {2 * every} (train.log_every is {every})")
@@ -122,7 +123,8 @@ def measure(
         fastest=min(stretches),
         slowest=max(stretches),
         images_per_second=1000 * images / milliseconds,
-        memory_gib=torch.cuda.max_memory_allocated() / 2**30 if watch.cuda else 0.0,
+        memory_gib=torch.cuda.max_memory_reserved() / 2**30 if watch.cuda else 0.0,
+        allocated_gib=torch.cuda.max_memory_allocated() / 2**30 if watch.cuda else 0.0,
         teraflop=work / 1e12,
         matrix_rate=rate,
         share=work / 1e9 / milliseconds / rate,

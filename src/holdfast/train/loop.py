@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -24,8 +24,9 @@ from holdfast.runtime import Runtime, any_rank, derive_seed, rank_was_lost, sum_
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.arithmetic import arithmetic, fast_towers, working_dtype
 from holdfast.train.frozen import frozen_features
+from holdfast.train.graphs import Steps
 from holdfast.train.metrics import MetricsFile
-from holdfast.train.optim import build_optimizer, learning_rate_factor, set_learning_rate
+from holdfast.train.optim import build_optimizer, learning_rate_factor, place_learning_rates, set_learning_rate
 
 
 class Progress(Protocol):
@@ -44,7 +45,7 @@ class Stopwatch(Protocol):
     """Is told when a part of a step is over (`holdfast bench`)."""
 
     def lap(self, part: str) -> None:
-        """``part`` is over: loader, forward, backward, optimizer or logging."""
+        """``part`` is over: loader, forward, backward, optimizer or logging; ``step``: a recorded step as a whole."""
         ...
 
 
@@ -63,6 +64,15 @@ class Plan:
     fingerprint: str  # of config and data; ties checkpoints to this run
     evaluate_every: int
     share_every: int = 10  # of how many logged steps one measures each part's share of the gradient
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a step leaves behind, for the log."""
+
+    output: StepOutput  # without its graph
+    norm: Tensor  # of the gradient
+    shares: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # each part's share of it, where measured
 
 
 Evaluate = Callable[[int, Method], dict[str, Any]]
@@ -141,12 +151,25 @@ class _Run:
                 method, broadcast_buffers=False, find_unused_parameters=len(method.phases()) > 1
             )
         self.phase_starts = _phase_starts(method, config.steps)
-        self.first_bad = torch.full((), -1, device=runtime.device)  # first step that was not finite
+        self.step = torch.zeros((), dtype=torch.long, device=runtime.device)  # that is being taken
+        self.first_bad = torch.full_like(self.step, -1)  # first step that was not finite
         self.bad_parts: Tensor | None = None
+        self.steps = Steps(self._compute, runtime.device, record=self._records())
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def go(self, interruption: _Interruption) -> None:
+        with self.steps.stream():
+            self._go(interruption)
+
+    def _records(self) -> bool:
+        """Whether steps are recorded and played back: where nothing of a step is decided on the host."""
+        wanted, here = self.config.graphs, self.runtime.device.type == "cuda" and self.runtime.world == 1
+        if wanted == "auto":
+            wanted = self.method.recordable and fast_towers(self.config, self.runtime.device) and self.config.compile
+        return bool(wanted) and here and not self.method.needs_task_gradients and len(self.method.phases()) == 1
+
+    def _go(self, interruption: _Interruption) -> None:
         start, metrics_bytes = self._resume()
         writes = self.folder is not None and self.runtime.is_main
         self.metrics = MetricsFile(self.folder.metrics if writes and self.folder else None, metrics_bytes)
@@ -156,13 +179,13 @@ class _Run:
             for step, batch in enumerate(batches(self.sampler, self.maker, start, self.config.steps), start):
                 self._begin_phase(step, start)
                 self.lap("loader")
-                output, norm, shares = self._step(step, batch)
+                what = self._step(step, batch)
                 done = step + 1
                 images += batch.target_total + batch.negative_total + batch.protected_total
                 if done % self.config.log_every == 0 or done == self.config.steps:
                     self._stop_if_not_finite()
                     rate = images / (time.perf_counter() - clock)
-                    self._log(done, output, norm, shares, rate)
+                    self._log(done, what, rate)
                     clock, images = time.perf_counter(), 0
                 if self.evaluate and (done % self.plan.evaluate_every == 0 or done == self.config.steps):
                     self._stop_if_not_finite()
@@ -182,21 +205,30 @@ class _Run:
         finally:
             self.metrics.close()
 
-    def _step(self, step: int, batch: Batch) -> tuple[StepOutput, Tensor, dict[str, Tensor]]:
+    def _step(self, step: int, batch: Batch) -> Done:
         # The step's random numbers, too, are a function of (seed, step): nothing to save, nothing to restore.
         torch.manual_seed(derive_seed(self.plan.seed, "step", step, self.runtime.rank))
         set_learning_rate(self.optimizer, learning_rate_factor(self.config, step))
+        self.step.fill_(step)
+        done, played = self.steps.run(batch, self._measures_shares(step + 1))
+        if played:
+            self.lap("step")
+        return done
+
+    def _compute(self, batch: Batch, measures: bool) -> Done:
+        """A step: what is read besides the batch stands on the device, and nothing here waits for it."""
+        lap = _NoStopwatch().lap if self._recording() else self.lap
         with arithmetic(self.config, self.runtime.device):
             output: StepOutput = self.module(batch)
-        self.lap("forward")
-        measured = self._all_but_one(output) if self._measures_shares(step + 1, output) else {}
+        lap("forward")
+        measured = self._all_but_one(output) if measures and len(output.parts) > 1 else {}
         self._backward(output)
         shares = self._shares(measured, output) if measured else {}
-        self.lap("backward")
+        lap("backward")
         norm = nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
         if self.config.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip_norm, norm)
-        finite = self._note_finite(step, output, norm)
+        finite = self._note_finite(output, norm)
         if self.runtime.device.type == "cuda":
             # The optimizer looks at the flag on the device: a bad step changes nothing, and the host never waits.
             self.optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
@@ -205,14 +237,19 @@ class _Run:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.method.commit(finite)
-        self.lap("optimizer")
-        return output, norm, shares
+        lap("optimizer")
+        # What is left of the graph would hold on to the step's nodes while the next one runs.
+        parts = {name: part.detach() for name, part in output.parts.items()}
+        return Done(replace(output, parts=parts, task_losses=None), norm, shares)
 
-    def _measures_shares(self, done: int, output: StepOutput) -> bool:
+    def _recording(self) -> bool:
+        return self.runtime.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _measures_shares(self, done: int) -> bool:
         """The first logged step, and then one in ``share_every``: it costs a backward pass for each part but one."""
         logged, rest = divmod(done, self.config.log_every)
-        several = len(output.parts) > 1 and not self.method.needs_task_gradients
-        return several and rest == 0 and (logged == 1 or logged % self.plan.share_every == 0)
+        due = rest == 0 and (logged == 1 or logged % self.plan.share_every == 0)
+        return due and not self.method.needs_task_gradients
 
     def _backward(self, output: StepOutput) -> None:
         if not self.method.needs_task_gradients or output.task_losses is None:
@@ -250,15 +287,18 @@ class _Run:
 
     # -- what is not finite -----------------------------------------------------------------------------------------
 
-    def _note_finite(self, step: int, output: StepOutput, norm: Tensor) -> Tensor:
+    def _note_finite(self, output: StepOutput, norm: Tensor) -> Tensor:
         """Whether the step may be taken, the same answer on every rank; the first bad step is remembered."""
         good = torch.isfinite(torch.stack([part.detach() for part in output.parts.values()] + [norm]))
         if self.runtime.world > 1:
             good = sum_over_ranks((~good).float()) == 0
         finite = good.all()
         first_time = (self.first_bad < 0) & ~finite
-        self.first_bad = torch.where(first_time, step, self.first_bad)
-        self.bad_parts = ~good if self.bad_parts is None else torch.where(first_time, ~good, self.bad_parts)
+        self.first_bad.copy_(torch.where(first_time, self.step, self.first_bad))
+        if self.bad_parts is None or len(self.bad_parts) != len(good):
+            self.bad_parts = ~good
+        else:
+            self.bad_parts.copy_(torch.where(first_time, ~good, self.bad_parts))
         self.part_names = [*output.parts, "gradient"]
         return finite
 
@@ -278,21 +318,22 @@ class _Run:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def _log(self, done: int, output: StepOutput, norm: Tensor, shares: dict[str, Tensor], rate: float) -> None:
+    def _log(self, done: int, what: Done, rate: float) -> None:
         if not self.runtime.is_main:
             return  # no rank waits for what it does not write
+        output = what.output
         values = {name: float(value) for name, value in output.values.items()}
         record: dict[str, Any] = {
             "step": done,
             **values,
-            "gradient_norm": float(norm),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "gradient_norm": float(what.norm),
+            "learning_rate": self.optimizer.param_groups[0]["base_lr"] * learning_rate_factor(self.config, done - 1),
             "images_per_second": round(rate, 1),
         }
         for name, tensor in output.per_task.items():
             record[name] = dict(zip(self.tasks, tensor.tolist(), strict=True))
-        if shares:
-            record["gradient_share"] = {name: float(share) for name, share in shares.items()}
+        if what.shares:
+            record["gradient_share"] = {name: float(share) for name, share in what.shares.items()}
         self.metrics.write(record)
         if self.progress:
             self.progress.step(done, values)
@@ -321,6 +362,7 @@ class _Run:
             return 0, 0
         self.method.load_state_dict(found.method)
         self.optimizer.load_state_dict(found.optimizer)
+        place_learning_rates(self.optimizer, self.runtime.device)
         return found.step, found.metrics_bytes
 
     def _begin_phase(self, step: int, start: int) -> None:

@@ -58,8 +58,28 @@ def build_optimizer(
     for group in described:
         group["base_lr"] = group["lr"]
     if config.optimizer == "plain":
-        return PlainStep(described, lr=config.learning_rate, theta=config.momentum)
-    return AdamW(described, lr=config.learning_rate, fused=device.type == "cuda")
+        optimizer = PlainStep(described, lr=config.learning_rate, theta=config.momentum)
+    else:
+        optimizer = AdamW(described, lr=config.learning_rate, fused=device.type == "cuda")
+    place_learning_rates(optimizer, device)
+    return optimizer
+
+
+def place_learning_rates(optimizer: Optimizer, device: torch.device) -> None:
+    """On a GPU learning rates are numbers on the device, read when a step runs: a recorded step then finds its own.
+
+    Called when an optimizer is made, and again when its state was loaded: a checkpoint may come from another device.
+    """
+    for group in optimizer.param_groups:
+        rate = float(group["lr"])
+        if device.type != "cuda":
+            group["lr"] = rate
+        elif isinstance(optimizer, AdamW):
+            group["lr"] = torch.tensor(rate, device=device)
+        else:
+            group["lr"] = torch.tensor(rate, dtype=torch.float64, device=device)
+        if isinstance(optimizer, AdamW):
+            group["fused"] = group["capturable"] = device.type == "cuda"
 
 
 def learning_rate_factor(config: TrainConfig, step: int) -> float:
@@ -75,4 +95,8 @@ def learning_rate_factor(config: TrainConfig, step: int) -> float:
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
     """Scale every group's base learning rate."""
     for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
+        rate = group["base_lr"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

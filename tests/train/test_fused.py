@@ -1,0 +1,118 @@
+"""Fused blocks against autograd in float64; on a GPU every kernel against its plain version, and recorded steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.model import fast, fused
+from holdfast.runtime import Runtime
+from holdfast.train import loop
+from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
+from tests.train.test_fast import towers
+
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no GPU that has the kernels"
+)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_blocks_have_the_value_and_gradients_of_plain_ones(quick: bool) -> None:
+    blocks = list(towers(quick_gelu=quick).model.visual.transformer.resblocks)
+    weights = [fast._block_weights(block) for block in blocks]
+    heads, eps = blocks[0].attn.num_heads, blocks[0].ln_1.eps
+    values = torch.randn(3, 17, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+
+    def plain() -> Tensor:
+        found = values
+        for one in weights:
+            found = fast._block(found, one, None, heads, False, "quick_gelu" if quick else "gelu", eps, eps)
+        return found
+
+    def quickly() -> Tensor:
+        found, carried = fused.blocks(values, weights, fused.Shape(3, 17, heads, quick, eps, eps))
+        return found + carried
+
+    def value_and_gradients(found: Tensor) -> list[Tensor]:
+        weight = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).view_as(found)
+        loss = (weight * found + found.square()).sum()
+        return [found, *torch.autograd.grad(loss, [values, *(one for group in weights for one in group)])]
+
+    expected, got = value_and_gradients(plain()), value_and_gradients(quickly())
+    assert len(expected) == 2 + 12 * len(blocks)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double().cpu() - other.double().cpu()).norm() / other.double().norm())
+
+
+@gpu
+@pytest.mark.parametrize("length", [50, 197, 256])
+def test_attention_on_the_gpu_is_that_of_plain_words(length: int) -> None:
+    images, heads = 3, 2
+    shape = fused.Shape(images, length, heads, False, 1e-5, 1e-5)
+    rows = -(-shape.tokens // 8) * 8
+    packed, gradient = torch.randn(rows, 3 * heads * 64).bfloat16(), torch.randn(rows, heads * 64).bfloat16()
+    gradient[shape.tokens :] = 0
+    mixed, share = fused._attend(packed, shape)
+    expected = fused._attend_backward(packed, mixed, gradient, share, shape)
+    on_gpu, levels = fused._attend(packed.cuda(), shape)
+    assert distance(on_gpu, mixed) < 0.005
+    got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, shape)
+    assert distance(got[0], expected[0]) < 0.005
+    assert distance(got[1], expected[1]) < 0.005
+
+
+@gpu
+@pytest.mark.parametrize("quick", [False, True])
+def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
+    def pair(*size: int, full: bool = False) -> tuple[Tensor, Tensor]:
+        made = torch.randn(size) if full else torch.randn(size).bfloat16()
+        return made, made.cuda()
+
+    (x, x_), (c, c_), (e, e_), (g, g_) = pair(1003, 768), pair(768, full=True), pair(1003, 768), pair(1003, 768)
+    (z, z_), (gz, gz_) = pair(1003, 3072), pair(1003, 3072)
+    (w, w_), (b, b_), (a, a_), (s, s_) = (pair(*size, full=True) for size in ((2304, 768), (2304,), (768,), (768,)))
+    normed, scale = fused._normed(x, c, 1e-5)
+    both = [
+        (fused._normed(x_, c_, 1e-5), (normed, scale)),
+        (
+            fused._normed_backward(g_, normed.cuda(), scale.cuda(), e_, True),
+            fused._normed_backward(g, normed, scale, e, True),
+        ),
+        ((fused._activated(z_, quick),), (fused._activated(z, quick),)),
+        (fused._activated_backward(gz_, z_, quick), fused._activated_backward(gz, z, quick)),
+        (fused._fold(w_, b_, a_, s_, torch.bfloat16), fused._fold(w, b, a, s, torch.bfloat16)),
+        (fused._unfold(w_.clone(), b_, w_, a_, s_), fused._unfold(w.clone(), b, w, a, s)),
+    ]
+    for got, expected in both:
+        for one, other in zip(got, expected, strict=True):
+            assert distance(one, other) < 1e-3
+
+
+def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:
+    """State after 16 steps of a made-up round, and how many of them were played back."""
+    shape = SHAPES["tiny"]
+    data = made_up_round(shape, write_pictures(folder / "pixels.bin", shape.images, 32))
+    runtime = Runtime(torch.device("cuda:0"))
+    # Algorithm 1 to the letter: AdamW would divide gradients that are nothing but rounding by their own size.
+    config = train_config(shape, steps=16, optimizer="plain", learning_rate=0.01, **changes)
+    method, plan = made_up_run(shape, data, config, runtime, paired=True)
+    one = loop._Run(method, data, plan, runtime, None, None, None, loop._NoStopwatch())
+    one.go(loop._Interruption())
+    return {name: value.cpu() for name, value in method.state_dict().items()}, one.steps.played
+
+
+@gpu
+def test_steps_that_are_played_back_end_where_the_others_end(tmp_path: Path) -> None:
+    (plain, none), (recorded, played) = run(tmp_path, graphs=False), run(tmp_path)
+    assert none == 0
+    assert played == 13
+    for name, value in plain.items():
+        torch.testing.assert_close(recorded[name], value, rtol=1e-3, atol=1e-4, msg=name)
