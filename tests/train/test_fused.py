@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.data.views import look, look_at_once, random_views
 from holdfast.model import fast, fused
 from holdfast.runtime import Runtime
 from holdfast.train import loop
@@ -20,21 +22,26 @@ gpu = pytest.mark.skipif(
 )
 
 
+OWNERS = torch.tensor([[0] * 5 + [1] * 7 + [-1] * 5, [2] * 17, [3] + [4] * 2 + [-1] * 14], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("owners", [None, OWNERS], ids=["pictures", "texts"])
 @pytest.mark.parametrize("quick", [False, True])
-def test_blocks_have_the_value_and_gradients_of_plain_ones(quick: bool) -> None:
+def test_blocks_have_the_value_and_gradients_of_plain_ones(quick: bool, owners: Tensor | None) -> None:
     blocks = list(towers(quick_gelu=quick).model.visual.transformer.resblocks)
     weights = [fast._block_weights(block) for block in blocks]
     heads, eps = blocks[0].attn.num_heads, blocks[0].ln_1.eps
     values = torch.randn(3, 17, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    mask = None if owners is None else fast._own_text_before(owners)
 
     def plain() -> Tensor:
         found = values
         for one in weights:
-            found = fast._block(found, one, None, heads, False, "quick_gelu" if quick else "gelu", eps, eps)
+            found = fast._block(found, one, mask, heads, False, "quick_gelu" if quick else "gelu", eps, eps)
         return found
 
     def quickly() -> Tensor:
-        found, carried = fused.blocks(values, weights, fused.Shape(3, 17, heads, quick, eps, eps))
+        found, carried = fused.blocks(values, weights, fused.Shape(3, 17, heads, quick, eps, eps, owners))
         return found + carried
 
     def value_and_gradients(found: Tensor) -> list[Tensor]:
@@ -53,18 +60,21 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 @gpu
-@pytest.mark.parametrize("length", [50, 197, 256])
-def test_attention_on_the_gpu_is_that_of_plain_words(length: int) -> None:
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("length", [50, 80, 197, 256])
+def test_attention_on_the_gpu_is_that_of_plain_words(length: int, owned: bool) -> None:
     images, heads = 3, 2
-    shape = fused.Shape(images, length, heads, False, 1e-5, 1e-5)
+    owners = torch.randint(0, 6, (images, length), dtype=torch.int32).sort(dim=1).values if owned else None
+    shape = fused.Shape(images, length, heads, False, 1e-5, 1e-5, owners)
+    there = replace(shape, owners=None if owners is None else owners.cuda())
     rows = -(-shape.tokens // 8) * 8
     packed, gradient = torch.randn(rows, 3 * heads * 64).bfloat16(), torch.randn(rows, heads * 64).bfloat16()
     gradient[shape.tokens :] = 0
     mixed, share = fused._attend(packed, shape)
     expected = fused._attend_backward(packed, mixed, gradient, share, shape)
-    on_gpu, levels = fused._attend(packed.cuda(), shape)
+    on_gpu, levels = fused._attend(packed.cuda(), there)
     assert distance(on_gpu, mixed) < 0.005
-    got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, shape)
+    got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, there)
     assert distance(got[0], expected[0]) < 0.005
     assert distance(got[1], expected[1]) < 0.005
 
@@ -94,6 +104,16 @@ def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
     for got, expected in both:
         for one, other in zip(got, expected, strict=True):
             assert distance(one, other) < 1e-3
+
+
+@gpu
+@pytest.mark.parametrize("crops", [False, True])
+def test_views_in_one_pass_are_those_of_several(crops: bool) -> None:
+    pixels = torch.randint(0, 256, (8, 3, 40, 40), dtype=torch.uint8, device="cuda")
+    view = random_views(8, 1, crop_scale=(0.3, 1.0), flip=True) if crops else None
+    mean, std = (0.48, 0.45, 0.4), (0.26, 0.27, 0.28)
+    got = look_at_once(pixels, mean, std, view, torch.float32, torch.float32)
+    torch.testing.assert_close(got, look(pixels, mean, std, view), rtol=0, atol=1e-4 if crops else 1e-6)
 
 
 def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast.data.rows import TextRows, plan_rows, row_width, rows_for
 from holdfast.data.tasks import Batch, CachedImages, CachedTexts, Draw, LabelledSet, PairSet, RoundData, View
-from holdfast.data.views import look, random_views
+from holdfast.data.views import look_at_once, random_views
 from holdfast.errors import UserError
 from holdfast.runtime import Runtime, derive_seed, generator
 
@@ -263,7 +263,7 @@ class BatchMaker:
         return self._to_device(examples.images(positions))
 
     def _look(self, pixels: Tensor, view: View | None) -> Tensor:
-        return look(pixels, self.mean, self.std, view, self.dtype).to(self.kept_as)
+        return look_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as)
 
     def _plan_prompts(self, prompts: Tensor | None, pairs: tuple[int, int]) -> _PromptRows | None:
         """Lengths of the prompts, and rows for a typical step: a function of the data, so that resuming finds it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,32 @@ def look(
     if view is not None:
         pixels = _crop(pixels, view)
     return (pixels - _channels(mean, dtype, images.device)) / _channels(std, dtype, images.device)
+
+
+def look_at_once(
+    images: Tensor,  # [n, 3, S, S] uint8, on the device
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
+    view: View | None,
+    dtype: torch.dtype,
+    kept_as: torch.dtype,
+) -> Tensor:
+    """:func:`look` in ``dtype``, kept in another type: on a GPU in one pass over the pictures."""
+    kernel = _kernel() if images.is_cuda and dtype == torch.float32 and images.numel() else None
+    if kernel is None:
+        return look(images, mean, std, view, dtype).to(kept_as)
+    channels = [_channels(values, dtype, images.device).flatten() for values in (mean, std)]
+    box, mirrored = (None, None) if view is None else (_beside(view.box, channels[0]), _beside(view.flip, channels[0]))
+    return kernel.look(images, *channels, box, mirrored, kept_as)
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> ModuleType | None:
+    try:
+        from holdfast.data import view_kernel
+    except ImportError:
+        return None  # a build of PyTorch without Triton
+    return view_kernel
 
 
 @lru_cache(maxsize=32)

@@ -41,7 +41,7 @@ class Working:
 
     dtype: torch.dtype
     compiled: bool = False
-    fused: bool = False  # image blocks by holdfast.model.fused, where they are what it is written for
+    fused: bool = False  # blocks by holdfast.model.fused, where they are what it is written for
 
     @cached_property
     def block(self) -> Callable[..., Tensor]:
@@ -235,10 +235,17 @@ def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
 def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Working) -> Tensor:
     """Ē2: [n, L] tokens -> [n, text_width]; ``where`` gives their ends [n], or how they share rows."""
     with torch.autocast(tokens.device.type, enabled=False):
+        fuses = _fuses(
+            text.transformer,
+            where.text.shape[1] if isinstance(where, TextRows) else tokens.shape[1],
+            tokens.device,
+            how,
+        )
         if isinstance(where, TextRows):
             tokens = tokens.flatten()[where.source]
-            positions = text.positional_embedding[where.position]
-            mask = _own_text_before(where.text)
+            positions = functional.embedding(where.position, text.positional_embedding)
+            mask = None if fuses else _own_text_before(where.text)
+            owners = where.text.int()
             end, width = where.end, tokens.shape[1]
             row = end // width
             own = where.text.flatten()[end]
@@ -248,10 +255,12 @@ def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Work
         else:
             n, width = tokens.shape
             positions, mask = text.positional_embedding[:width], None
+            owners = torch.zeros_like(tokens, dtype=torch.int32)  # one text a row
             end = torch.arange(n, device=tokens.device) * width + where
             hidden = torch.arange(width, device=tokens.device) > where[:, None]
         values = (text.token_embedding(tokens) + positions).to(how.dtype)
-        pooled = _blocks(text.transformer, values, how, mask=mask, causal=mask is None, at=end, hidden=hidden)
+        settings: dict[str, Any] = {"mask": mask, "causal": mask is None, "at": end, "hidden": hidden}
+        pooled = _blocks(text.transformer, values, how, **settings, fuses=fuses, owners=owners)
         return _norm(pooled, text.ln_final.weight, text.ln_final.bias, text.ln_final.eps, pooled.dtype)
 
 
@@ -262,7 +271,7 @@ def _own_text_before(text: Tensor) -> Tensor:
 
 
 def _fuses(transformer: Any, length: int, device: torch.device, how: Working) -> bool:
-    """Whether the blocks of an image tower are computed by :mod:`holdfast.model.fused`."""
+    """Whether the blocks of a tower are computed by :mod:`holdfast.model.fused`."""
     attention = transformer.resblocks[0].attn
     size = attention.embed_dim // attention.num_heads
     return how.fused and not transformer.grad_checkpointing and fused.can(device, how.dtype, length, size)
@@ -278,6 +287,7 @@ def _blocks(
     at: Tensor | None = None,  # [k] places that are read, in the flattened [n * L]; None: position 0 of each
     hidden: Tensor | None = None,  # [k, L] what each of them must not see in its row
     fuses: bool = False,
+    owners: Tensor | None = None,  # [n, L] whose text a place belongs to
 ) -> Tensor:
     """All blocks; the last one at the places that are read, in full precision: -> [k, W]."""
     *inner, last = transformer.resblocks
@@ -285,7 +295,8 @@ def _blocks(
     heads = last.attn.num_heads
     if fuses and inner:
         n, length, _ = values.shape
-        shape = fused.Shape(n, length, heads, _activation(last) == _QUICK, inner[0].ln_1.eps, inner[0].ln_2.eps)
+        eps = inner[0].ln_1.eps, inner[0].ln_2.eps
+        shape = fused.Shape(n, length, heads, _activation(last) == _QUICK, *eps, owners)
         values, carried = fused.blocks(values, [_block_weights(block) for block in inner], shape)
         inner = []
     with attention_kernels(values, heads, plain=mask is None and not causal and bool(inner)):
@@ -412,11 +423,13 @@ def _last_block(
     k = len(at_end)
     query = _linear(normed_at_end, in_weight[:width], in_bias[:width]).view(k, heads, size).transpose(0, 1)
     of_keys, of_values = in_weight[width:].to(values.dtype).view(2, heads, size, width).unbind(0)
-    query = torch.bmm(query, of_keys).transpose(0, 1)  # [k, heads, W]
-    score = _full(torch.bmm(query, normed.transpose(1, 2))) * size**-0.5  # [k, heads, L]
+    # Heads last and in eights: a row of 197 scores would keep the products off the matrix units' fast path.
+    query = functional.pad(torch.bmm(query, of_keys).transpose(0, 1), (0, 0, 0, -heads % 8))  # [k, heads, W]
+    score = _full(torch.bmm(normed, query.transpose(1, 2))) * size**-0.5  # [k, L, heads]
     if hidden is not None:
-        score = score.masked_fill(hidden[:, None], -torch.inf)
-    mean = torch.bmm(score.softmax(dim=-1).to(values.dtype), normed).transpose(0, 1)  # [heads, k, W]
+        score = score.masked_fill(hidden[:, :, None], -torch.inf)
+    share = score.softmax(dim=1).to(values.dtype)
+    mean = torch.bmm(share.transpose(1, 2), normed)[:, :heads].transpose(0, 1)  # [heads, k, W]
     mixed = torch.bmm(mean, of_values.transpose(1, 2)).transpose(0, 1).reshape(k, width)
     mixed = mixed + in_bias[2 * width :].to(values.dtype)
     at_end = _full(at_end) + _full(_linear(mixed, out_weight, out_bias))

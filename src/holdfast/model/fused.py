@@ -1,4 +1,4 @@
-"""A block of an image tower as one function with a backward pass of its own: as few passes over memory as it takes.
+"""A block of a tower as one function with a backward pass of its own: as few passes over memory as it takes.
 
 Exact, like :mod:`holdfast.model.fast`, and in another order of work again. With x the residual stream [T, W]::
 
@@ -43,6 +43,7 @@ class Shape:
     quick: bool  # x · sigmoid(1.702 x) in place of GELU
     eps_1: float
     eps_2: float
+    owners: Tensor | None = None  # [images, length] int32: a place sees what stands before it and has its owner
 
     @property
     def tokens(self) -> int:
@@ -75,12 +76,11 @@ def blocks(values: Tensor, weights: list[Weights], shape: Shape) -> tuple[Tensor
     # units' fast path. This copy is also what the blocks may write on.
     stream = functional.pad(values.reshape(shape.tokens, width), (0, 0, 0, -shape.tokens % 8))
     with torch.no_grad():
-        carried = values.new_zeros(width, dtype=weights[0][5].dtype)
-    for one in weights:
-        stream = cast(Tensor, _Block.apply(stream, carried, shape, *one))
-        with torch.no_grad():
-            carried = carried + one[5] + one[11]
-    return stream[: shape.tokens].view(shape.images, shape.length, width), carried
+        biases = [bias for one in weights for bias in (one[5], one[11])]
+        carried = torch.stack([torch.zeros_like(biases[0]), *biases]).cumsum(dim=0)
+    for number, one in enumerate(weights):
+        stream = cast(Tensor, _Block.apply(stream, carried[2 * number], carried[2 * number + 1], shape, *one))
+    return stream[: shape.tokens].view(shape.images, shape.length, width), carried[-1]
 
 
 class _Block(torch.autograd.Function):
@@ -88,9 +88,9 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, stream: Tensor, carried: Tensor, shape: Shape, *weights: Tensor
+        ctx: FunctionCtx, stream: Tensor, carried: Tensor, carried_on: Tensor, shape: Shape, *weights: Tensor
     ) -> Tensor:
-        gain_1, shift_1, in_weight, in_bias, out_weight, out_bias = weights[:6]
+        gain_1, shift_1, in_weight, in_bias, out_weight, _ = weights[:6]
         gain_2, shift_2, up_weight, up_bias, down_weight, _ = weights[6:]
         dtype = stream.dtype
         in_folded, in_folded_bias = _fold(in_weight, in_bias, gain_1, shift_1, dtype)
@@ -100,7 +100,7 @@ class _Block(torch.autograd.Function):
         packed = torch.addmm(in_folded_bias, normed_1, in_folded.T)
         mixed, levels = _attend(packed, shape)
         stream.addmm_(mixed, out_weight.T)
-        normed_2, scale_2 = _normed(stream, carried + out_bias, shape.eps_2)
+        normed_2, scale_2 = _normed(stream, carried_on, shape.eps_2)
         inner = torch.addmm(up_folded_bias, normed_2, up_folded.T)
         stream.addmm_(_activated(inner, shape.quick), down_weight.T)
         ctx.mark_dirty(stream)
@@ -135,7 +135,7 @@ class _Block(torch.autograd.Function):
         before, _, _ = _normed_backward(of_packed @ in_folded, normed_1, scale_1, middle, False)
         of_in, of_gain_1, of_shift_1 = _unfold(of_in, of_in_bias, in_weight, gain_1, shift_1)
         return (
-            *(before, None, None),
+            *(before, None, None, None),
             *(of_gain_1, of_shift_1, of_in, of_in_bias, of_out, of_out_bias),
             *(of_gain_2, of_shift_2, of_up, of_up_bias, of_down, of_down_bias),
         )
@@ -220,9 +220,14 @@ def _attend(packed: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     if packed.is_cuda:
         mixed = packed.new_empty(packed.shape[0], width)
         mixed[shape.tokens :].zero_()
-        return mixed, cast(Any, _kernels()).attend(packed, mixed, shape.images, shape.length, shape.heads)
+        levels = cast(Any, _kernels()).attend(packed, mixed, shape.images, shape.length, shape.heads, shape.owners)
+        return mixed, levels
     query, key, value = _heads(packed, shape)
-    share = (query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5).softmax(dim=-1)
+    score = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    if shape.owners is not None:
+        seen = (shape.owners[:, :, None] == shape.owners[:, None, :]).tril()
+        score = score.masked_fill(~seen[:, None], -torch.inf)
+    share = score.softmax(dim=-1)
     mixed = (share @ value).transpose(1, 2).reshape(shape.tokens, width)
     return functional.pad(mixed, (0, 0, 0, len(packed) - shape.tokens)).to(packed.dtype), share
 
@@ -235,7 +240,7 @@ def _attend_backward(
         result = torch.empty_like(packed)
         result[shape.tokens :].zero_()
         sums = cast(Any, _kernels()).attend_backward(
-            packed, mixed, gradient, levels, result, shape.images, shape.length, shape.heads
+            packed, mixed, gradient, levels, result, shape.images, shape.length, shape.heads, shape.owners
         )
         return result, sums
     query, key, value = _heads(packed, shape)

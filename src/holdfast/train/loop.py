@@ -218,6 +218,7 @@ class _Run:
     def _compute(self, batch: Batch, measures: bool) -> Done:
         """A step: what is read besides the batch stands on the device, and nothing here waits for it."""
         lap = _NoStopwatch().lap if self._recording() else self.lap
+        self.optimizer.zero_grad(set_to_none=True)  # a recording that failed may have left something there
         with arithmetic(self.config, self.runtime.device):
             output: StepOutput = self.module(batch)
         lap("forward")

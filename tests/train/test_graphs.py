@@ -1,0 +1,99 @@
+"""Recording and playing back, with a stand-in for CUDA graphs: what is recorded when, and what happens if it fails."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.data.tasks import Batch
+from holdfast.train import graphs
+
+
+def batch(value: float, rows: int = 2) -> Batch:
+    one, index = torch.full((rows, 3), value), torch.arange(rows)
+    return Batch(one, index, index, one, index, index, one, None, index, index, index, rows, rows, rows)
+
+
+class Stand:
+    """A graph that plays back by computing again, from the tensors that it was recorded with."""
+
+    recorded = 0
+    fails = False
+
+    def __init__(self) -> None:
+        self.again: Any = None
+
+    def replay(self) -> None:
+        self.again()
+
+    def pool(self) -> str:
+        return "pool"
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> graphs.Steps:
+    """Adds up what it is shown, into a tensor that stays."""
+    shown = torch.zeros(())
+    current: list[Stand] = []
+
+    def compute(shown_batch: Batch, measures: bool) -> torch.Tensor:
+        if Stand.fails and current:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+        def work() -> None:
+            shown.add_(shown_batch.target_images.sum() * (10 if measures else 1))
+
+        if current:
+            current[-1].again = work  # recorded, not run
+        else:
+            work()
+        return shown
+
+    @contextmanager
+    def record(graph: Stand, **_: Any) -> Any:
+        current.append(graph)
+        Stand.recorded += 1
+        try:
+            yield
+        finally:
+            current.pop()
+
+    Stand.recorded, Stand.fails = 0, False
+    for name, value in {
+        "Stream": lambda device: device,
+        "CUDAGraph": Stand,
+        "graph": record,
+        "empty_cache": lambda: None,
+        "stream": lambda stream: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return graphs.Steps(compute, torch.device("cpu"), record=True)
+
+
+def test_a_shape_is_recorded_once_and_then_played_back_on_new_values(steps: graphs.Steps) -> None:
+    played = [steps.run(batch(float(value)), False)[1] for value in range(6)]
+    assert played == [False] * 3 + [True] * 3
+    assert Stand.recorded == 1
+    assert float(steps.run(batch(1.0), False)[0]) == 6 * sum(range(6)) + 6
+    assert float(steps.run(batch(1.0), True)[0]) == 6 * sum(range(6)) + 6 + 60  # measured steps have their own
+    assert Stand.recorded == 2
+    assert steps.run(batch(1.0, rows=5), False)[1] is False  # another shape runs as usual at first
+    assert steps.played == 5
+
+
+def test_what_cannot_be_recorded_runs_as_usual_after_one_warning(
+    steps: graphs.Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    Stand.fails = True
+    with caplog.at_level(logging.WARNING):
+        totals = [(float(total), played) for total, played in (steps.run(batch(1.0), False) for _ in range(6))]
+    assert totals == [(6.0 * (number + 1), False) for number in range(6)]
+    assert Stand.recorded == 1
+    assert [record.message for record in caplog.records] == [
+        "the step could not be recorded as a CUDA graph and runs as usual: "
+        "operation not permitted when stream is capturing"
+    ]
