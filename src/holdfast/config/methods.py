@@ -41,6 +41,35 @@ class HoldfastConfig(ContrastConfig):
     """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
     replay: NonNegativeFloat = 0.0
     """Weight of the cross-entropy over all classes, target and protected images with equal weight a class."""
+    margin: NonNegativeFloat = 0.0
+    """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
+    distil: NonNegativeFloat = 0.0
+    """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
+    constraint images, target pairs and negatives. It takes no labels."""
+    lift: NonNegativeFloat = 0.0
+    """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
+    the same measure for every class."""
+    contrast: NonNegativeFloat = 1.0
+    """Weight of the target objective F."""
+
+    @classmethod
+    def published(cls) -> HoldfastConfig:
+        """The paper's form: clean views, cross-entropy, a constant penalty, nothing else."""
+        return cls(
+            beta=200.0,
+            beta_schedule="constant",
+            gamma_tasks=0.8,
+            views="clean",
+            constraint="cross_entropy",
+            slack=0.0,
+            reserve=0.0,
+            dual_rate=0.0,
+            replay=0.0,
+            margin=0.0,
+            distil=0.0,
+            lift=0.0,
+            contrast=1.0,
+        )
 
 
 class FinetuneConfig(ContrastConfig):

@@ -103,6 +103,11 @@ class Encoded:
     protected_images: Tensor  # [P, D]
     classes: Tensor  # [K, D]
 
+    @property
+    def counts(self) -> list[int]:
+        """B, N, P."""
+        return [len(self.target_images), len(self.negative_images), len(self.protected_images)]
+
 
 def encode(model: Classifier, batch: Batch) -> Encoded:
     """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower.

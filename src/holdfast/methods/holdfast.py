@@ -9,7 +9,6 @@ from holdfast.config import HoldfastConfig
 from holdfast.data.tasks import Batch, RoundData
 from holdfast.methods.base import (
     LOSSES,
-    Encoded,
     Method,
     StepOutput,
     balanced_cross_entropy,
@@ -18,6 +17,7 @@ from holdfast.methods.base import (
     encode,
 )
 from holdfast.methods.finetune import TargetContrast
+from holdfast.methods.labelled import mean_over_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
 
@@ -27,6 +27,7 @@ class Holdfast(Method):
 
     uses_heads = True
     recordable = True
+    is_target: Tensor  # [K] 1 at the target
     old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
 
     def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:
@@ -39,7 +40,7 @@ class Holdfast(Method):
         super().prepare(old, data)
         config = self.config
         self.target = TargetContrast(len(data.target), len(data.negatives), config.temperature, config.gamma_pairs)
-        m = data.tasks.num_protected
+        m = self.num_protected = data.tasks.num_protected
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
         clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
@@ -56,37 +57,72 @@ class Holdfast(Method):
             dual_rate=config.dual_rate,
             commit="later",
         )
+        self.register_buffer("is_target", (torch.arange(m + 1, device=labels.device) == m).to(clean.dtype))
         self.register_buffer("old_losses", clean if config.views == "clean" else clean[:0])
 
     def forward(self, batch: Batch) -> StepOutput:
         """G_1 and G_2 of Algorithm 1, as surrogates."""
         features = encode(self.model, batch)
         contrast = self.target(features, batch)
-        logits = class_logits(features.protected_images, features.classes, self.model.class_temperature)
-        new = self.loss(logits, batch.protected_task)
-        retention = self.retention(new, self._old_losses(batch), batch.protected_task)
-        parts = {"target": contrast.surrogate, "retention": retention.penalty}
+        pictures = torch.cat([features.target_images, features.negative_images, features.protected_images])
+        logits = class_logits(pictures, features.classes, self.model.class_temperature)
+        of_target, _, of_protected = logits.split(features.counts)
+        old = self._old_logits(batch) if self.config.distil else None
+        new = self.loss(of_protected, batch.protected_task)
+        retention = self.retention(new, self._old_losses(batch, old), batch.protected_task)
+        parts = {"target": self.config.contrast * contrast.surrogate, "retention": retention.penalty}
         if self.config.replay:
-            parts["replay"] = self.config.replay * self._replay(features, logits, batch)
+            parts["replay"] = self.config.replay * self._replay(of_target, of_protected, batch)
+        if old is not None:
+            parts["distil"] = self.config.distil * self._distil(logits, old, batch)
         return StepOutput(
             parts,
             {"objective": contrast.objective},
             {"h": retention.h, "u": retention.u, "weight": retention.weight},
         )
 
-    def _replay(self, features: Encoded, protected_logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over classes of the mean cross-entropy, so that classes are told apart and not only held in place."""
-        target_logits = class_logits(features.target_images, features.classes, self.model.class_temperature)
-        target = torch.full_like(batch.target_index, len(self.model.classes) - 1)
-        return balanced_cross_entropy(
-            torch.cat([target_logits, protected_logits]), torch.cat([target, batch.protected_task])
-        )
+    def _replay(self, of_target: Tensor, of_protected: Tensor, batch: Batch) -> Tensor:
+        """Mean over classes of the mean cross-entropy, so that classes are told apart and not only held in place.
+
+        On protected pictures the target's logit counts for ``margin`` more than it is: they must be told from the
+        target with room to spare, since it is there that new pictures of a protected class are lost.
+        """
+        target = torch.full_like(batch.target_index, self.num_protected)
+        of_protected = of_protected + self.config.margin * self.is_target
+        return balanced_cross_entropy(torch.cat([of_target, of_protected]), torch.cat([target, batch.protected_task]))
+
+    def _distil(self, new: Tensor, old: Tensor, batch: Batch) -> Tensor:
+        """Mean over all pictures of KL(old, new) of the judgement among the protected classes alone.
+
+        It needs no labels: pairs from outside say as much as constraint images on what must stay as it is. The target's
+        logit is free. Where labels are known, ``lift`` moves the old judgement towards them.
+        """
+        if self.config.lift:
+            own = torch.nn.functional.one_hot(batch.protected_task, old.shape[1])
+            lifted = self.config.lift * own.to(old.dtype)
+            old = old + torch.cat([lifted.new_zeros(len(old) - len(lifted), old.shape[1]), lifted])
+        said, says = (logits[:, : self.num_protected].log_softmax(dim=1) for logits in (old, new))
+        divergence = (said.exp() * (said - says)).sum(dim=1)
+        return mean_over_ranks(divergence, batch.target_total + batch.negative_total + batch.protected_total)[0]
 
     @torch.no_grad()
-    def _old_losses(self, batch: Batch) -> Tensor:
+    def _old_logits(self, batch: Batch) -> Tensor:
+        """w_old on every picture of the step, in the order of the features: [B + N + P, K]."""
+        if batch.cached_images is not None:  # a frozen image tower says what it said
+            cached = batch.cached_images
+            features = torch.cat([cached.target, cached.negatives, cached.protected])
+        else:
+            images = torch.cat([batch.target_images, batch.negative_images, batch.protected_images])
+            features = self.old.image_features(images)
+        return class_logits(features, self._old_classes(), self.old.class_temperature)
+
+    @torch.no_grad()
+    def _old_losses(self, batch: Batch, known: Tensor | None) -> Tensor:
         """l(w_old, x, y) on the same pictures: cached, or through the old model on the same random view."""
         if self.config.views == "clean":
             return self.old_losses[batch.protected_index]
+        if known is not None and batch.protected_old_images is None:
+            return self.loss(known[len(known) - len(batch.protected_task) :], batch.protected_task)
         images = batch.protected_images if batch.protected_old_images is None else batch.protected_old_images
         return self.loss(self.old.logits(images, self._old_classes()), batch.protected_task)
 
