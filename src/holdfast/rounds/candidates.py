@@ -46,18 +46,31 @@ def evidence(candidate: Candidate, margins: Mapping[str, float], target: str | N
 def test_order(candidates: Sequence[Candidate], margins: Mapping[str, float], target: str | None) -> list[Candidate]:
     """The order of the fixed sequence, from dev data alone.
 
-    First the candidate with the strongest evidence; after it those that gain more on the target, the next best first,
-    so that the last one that passes is the one that gains most.
+    First the candidate with the strongest evidence among those that gain at least half of the most that is to be had:
+    retention comes first, but not for nothing. After it those that gain more and lost nothing on dev images, the next
+    best first, so that the last one that passes is the one that gains most.
     """
-    first = min(candidates, key=lambda one: (evidence(one, margins, target), -one.dev.target_gain, one.name))
-    bolder = [one for one in candidates if one.dev.target_gain > first.dev.target_gain]
+    worthy = worthwhile(candidates)
+    first = min(worthy, key=lambda one: (evidence(one, margins, target), -one.dev.target_gain, one.name))
+    bolder = [one for one in candidates if one.dev.target_gain > first.dev.target_gain and one.dev.safe]
     return [first, *sorted(bolder, key=lambda one: (one.dev.target_gain, one.name))]
 
 
 def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Without sealed images: the largest target gain among candidates that lost nothing on dev; None keeps the old."""
+    """Without sealed images: of the candidates that lost nothing on dev, the safest worthwhile one; None keeps the old.
+
+    Many look safe on a few hundred images by luck, those that gained most above all: hence not the largest gain.
+    """
     fair = [one for one in candidates if one.dev.safe and one.dev.target_gain > 0]
-    return max(fair, key=lambda one: (one.dev.target_gain, one.dev.dev_safety, -one.walked), default=None)
+    if not fair:
+        return None
+    return max(worthwhile(fair), key=lambda one: (one.dev.dev_safety, one.dev.dev_safety_loss, one.dev.target_gain))
+
+
+def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that gain at least half of the largest gain among them; all of them where nothing is gained."""
+    most = max(one.dev.target_gain for one in candidates)
+    return [one for one in candidates if most <= 0 or one.dev.target_gain >= most / 2]
 
 
 def frontier(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
