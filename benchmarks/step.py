@@ -2,6 +2,7 @@
 
     python benchmarks/step.py                       # writes benchmarks/results/step.json and step-full.json
     python benchmarks/step.py --shapes tiny --out /tmp/results
+    python benchmarks/step.py --kernels             # only step-kernels.txt: which kernels ten steps are made of
 
 Pictures are read from a packed file and augmented on the device; losses are logged every ten steps and gradient shares
 measured as in any round.
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
+from holdfast.methods import base
 from holdfast.runtime import Runtime, started
 from holdfast.train.bench import Figures, measure
+from holdfast.train.loop import train
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
 
 
@@ -37,6 +41,54 @@ def one(shape_name: str, folder: Path, runtime: Runtime, paired: bool, steps: in
     pixels = write_pictures(path, shape.images, size)
     method, plan = made_up_run(shape, made_up_round(shape, pixels), config, runtime, paired=paired)
     return measure(method, made_up_round(shape, pixels), plan, runtime, steps=steps)
+
+
+class Kernels:
+    """Notes the kernels of steps 21 to 30, with texts and pictures on one stream, so that none runs beside another."""
+
+    def __init__(self) -> None:
+        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+    def step(self, done: int, values: Mapping[str, float]) -> None:
+        if done == 20:
+            self.profile.__enter__()
+        elif done == 30:
+            torch.cuda.synchronize()
+            self.profile.__exit__(None, None, None)
+
+    def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
+        pass
+
+    def table(self) -> str:
+        rows: dict[str, list[float]] = {}
+        for event in self.profile.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                row = rows.setdefault(event.name, [0.0, 0.0])
+                row[0] += 0.1
+                row[1] += event.device_time_total / 1e4
+        lines = [f"all {sum(row[1] for row in rows.values()):.2f} ms a step"]
+        for name, (count, milliseconds) in sorted(rows.items(), key=lambda item: -item[1][1])[:80]:
+            lines.append(f"{milliseconds:8.3f} ms {count:7.1f} times  {name[:120]}")
+        return "\n".join(lines)
+
+
+def at_once(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:
+    """In place of ``fast.beside``: everything on one stream."""
+    value = function()
+    return lambda: value
+
+
+def kernels(shape_name: str, folder: Path, runtime: Runtime) -> str:
+    shape = SHAPES[shape_name]
+    data = made_up_round(shape, write_pictures(folder / f"{shape_name}.bin", shape.images, 224))
+    method, plan = made_up_run(shape, data, train_config(shape, steps=30), runtime, paired=False)
+    beside, base.beside = base.beside, at_once
+    noted = Kernels()
+    try:
+        train(method, data, plan, runtime, progress=noted)
+    finally:
+        base.beside = beside
+    return f"{shape_name}: {noted.table()}"
 
 
 def line(name: str, figures: Figures) -> str:
@@ -66,6 +118,7 @@ def main() -> None:
     parser.add_argument("--views", nargs="+", default=["clean", "paired"], choices=["clean", "paired"])
     parser.add_argument("--plain", action="store_true", help="also the towers' own modules under autocast")
     parser.add_argument("--eager", action="store_true", help="also the fast towers without compilation")
+    parser.add_argument("--kernels", action="store_true", help="profile ten steps instead, on a GPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     variants: dict[str, dict[str, Any]] = {"fast": {}}
@@ -77,6 +130,11 @@ def main() -> None:
     short: dict[str, Any] = {}
     lines: list[str] = []
     with started("auto") as runtime, tempfile.TemporaryDirectory() as folder:
+        if arguments.kernels:
+            tables = [kernels(shape, Path(folder), runtime) for shape in arguments.shapes]
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "step-kernels.txt").write_text("\n\n".join(tables) + "\n")
+            return
         for shape in arguments.shapes:
             for variant, changes in variants.items():
                 for views in arguments.views:

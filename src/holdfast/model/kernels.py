@@ -14,7 +14,6 @@ Triton comes with PyTorch's CUDA builds; this module is imported where there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -108,12 +107,12 @@ def normed_backward(
     r = 4
     programs = min(4 * _processors(gradient.device), triton.cdiv(rows, r))
     steps = triton.cdiv(rows, r * programs)
-    parts_of = torch.empty(programs, 2, width, dtype=torch.float32, device=gradient.device)
+    partial = torch.empty(programs, 2, width, dtype=torch.float32, device=gradient.device)
     _normed_backward[(programs,)](
-        gradient, normed, scale, residual, gradient, parts_of, rows, steps,
+        gradient, normed, scale, residual, gradient, partial, rows, steps,
         WIDTH=width, BLOCK=triton.next_power_of_2(width), R=r, SUMS=sums, num_warps=4,
     )  # fmt: skip
-    both = parts_of.sum(dim=0) if sums else parts_of[0]
+    both = partial.sum(dim=0) if sums else partial[0]
     return gradient, both[0], both[1]
 
 
@@ -187,12 +186,12 @@ def activated_backward(gradient: Tensor, values: Tensor, *, quick: bool) -> tupl
     columns = triton.cdiv(width, block)
     programs = min(triton.cdiv(8 * _processors(values.device), columns), triton.cdiv(rows, r))
     active = torch.empty_like(values)
-    parts_of = torch.empty(programs, width, dtype=torch.float32, device=values.device)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=values.device)
     _activated_backward[(columns, programs)](
-        gradient, values, active, parts_of, rows, triton.cdiv(rows, r * programs),
+        gradient, values, active, partial, rows, triton.cdiv(rows, r * programs),
         WIDTH=width, BLOCK=block, R=r, QUICK=quick, num_warps=4,
     )  # fmt: skip
-    return gradient, active, parts_of.sum(dim=0)
+    return gradient, active, partial.sum(dim=0)
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -282,57 +281,17 @@ def _pieces(length: int, most: int) -> tuple[int, ...]:
     return (*pieces, 0, 0)[: max(3, len(pieces))]
 
 
-@triton.jit
-def _attend_part(
-    packed, out, levels, length, heads, sharp, pieces, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """M queries of a picture's head, all its keys and values N at a time."""
-    image, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    stride = 3 * heads * D
-    queries = packed + (image * length * stride + head * D)
-    to = out + (image * length * heads * D + head * D)
-    row = tl.program_id(0) * M + tl.arange(0, M)
-    size = tl.arange(0, D)
-    mine = row[:, None] < length
-    q = tl.load(queries + row[:, None] * stride + size[None, :], mask=mine, other=0.0)
-    top = tl.full((M,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((M,), dtype=tl.float32)
-    mixed = tl.zeros((M, D), dtype=tl.float32)
-    for piece in range(pieces):
-        key = piece * N + tl.arange(0, N)
-        where = heads * D + key[:, None] * stride + size[None, :]
-        k = tl.load(queries + where, mask=key[:, None] < length, other=0.0)
-        v = tl.load(queries + heads * D + where, mask=key[:, None] < length, other=0.0)
-        s = tl.where((key < length)[None, :], tl.dot(q, tl.trans(k)) * sharp, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, axis=1))
-        p = tl.exp2(s - higher[:, None])
-        keep = tl.exp2(top - higher)
-        total = total * keep + tl.sum(p, axis=1)
-        mixed = tl.dot(p.to(q.dtype), v, mixed * keep[:, None])
-        top = higher
-    tl.store(to + row[:, None] * heads * D + size[None, :], (mixed / total[:, None]).to(q.dtype), mask=mine)
-    tl.store(levels + tl.program_id(1).to(tl.int64) * length + row, top + tl.log2(total), mask=row < length)
+def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int, owners: Tensor | None = None) -> Tensor:
+    """softmax(q kᵀ / sqrt(D)) v for every picture and head, from packed q, k, v [T, 3·heads·D] into ``out`` [T, W].
 
-
-def _forward_at_once(
-    packed: Tensor, out: Tensor, images: int, length: int, heads: int, owners: Tensor | None = None
-) -> Tensor:
-    """One program a picture and head."""
+    With ``owners`` (int32 [images, length]) a place sees what stands before it and has its owner, itself included.
+    Returns the levels [images·heads, length], log2 of the softmax's denominator, that the backward pass needs.
+    """
     levels = torch.empty(images * heads, length, dtype=torch.float32, device=packed.device)
     n1, n2, n3 = _pieces(length, 128)
     _attend[(images * heads,)](
         packed, out, levels, levels if owners is None else owners, length, heads, _SHARP, triton.cdiv(length, 64),
         OWNED=owners is not None, M=64, N1=n1, N2=n2, N3=n3, D=_HEAD, num_warps=4, num_stages=2,
-    )  # fmt: skip
-    return levels
-
-
-def _forward_by_parts(packed: Tensor, out: Tensor, images: int, length: int, heads: int) -> Tensor:
-    """64 queries a program."""
-    levels = torch.empty(images * heads, length, dtype=torch.float32, device=packed.device)
-    _attend_part[(triton.cdiv(length, 64), images * heads)](
-        packed, out, levels, length, heads, _SHARP, triton.cdiv(length, 64),
-        M=64, N=64, D=_HEAD, num_warps=4, num_stages=2,
     )  # fmt: skip
     return levels
 
@@ -403,170 +362,20 @@ def _attend_backward(  # noqa: PLR0915
     tl.store(mine + 2 * between, tl.sum(dv, axis=0))
 
 
-@triton.jit
-def _attend_backward_queries(
-    packed, out, gradient, levels, result, sums, deltas, length, heads, sharp, soft, pieces,
-    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """M queries of a picture's head, all its keys and values N at a time."""
-    image, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    stride = 3 * heads * D
-    between = heads * D
-    queries = packed + (image * length * stride + head * D)
-    row = tl.program_id(0) * M + tl.arange(0, M)
-    size = tl.arange(0, D)
-    mine = row[:, None] < length
-    narrow = (image * length * between + head * D) + row[:, None] * between + size[None, :]
-    q = tl.load(queries + row[:, None] * stride + size[None, :], mask=mine, other=0.0)
-    g = tl.load(gradient + narrow, mask=mine, other=0.0)
-    o = tl.load(out + narrow, mask=mine, other=0.0)
-    level = tl.load(levels + tl.program_id(1).to(tl.int64) * length + row, mask=row < length, other=float("inf"))
-    delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), axis=1)
-    tl.store(deltas + tl.program_id(1).to(tl.int64) * length + row, delta, mask=row < length)
-    dq = tl.zeros((M, D), dtype=tl.float32)
-    for piece in range(pieces):
-        key = piece * N + tl.arange(0, N)
-        where = key[:, None] * stride + size[None, :]
-        k = tl.load(queries + between + where, mask=key[:, None] < length, other=0.0)
-        v = tl.load(queries + 2 * between + where, mask=key[:, None] < length, other=0.0)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * sharp - level[:, None])
-        p = tl.where((key < length)[None, :], p, 0.0)
-        ds = (p * (tl.dot(g, tl.trans(v)) - delta[:, None])).to(g.dtype)
-        dq = tl.dot(ds, k, dq)
-    dq *= soft
-    to = result + (image * length * stride + head * D)
-    tl.store(to + row[:, None] * stride + size[None, :], dq.to(g.dtype), mask=mine)
-    tl.store(sums + (image * tl.num_programs(0) + tl.program_id(0)) * stride + head * D + size, tl.sum(dq, axis=0))
-
-
-@triton.jit
-def _attend_backward_keys(
-    packed, gradient, levels, result, sums, deltas, length, heads, sharp, soft, pieces,
-    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """M keys and values of a picture's head, all its queries N at a time; scores stand on their side [M, N]."""
-    image, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    stride = 3 * heads * D
-    between = heads * D
-    queries = packed + (image * length * stride + head * D)
-    g_at = gradient + (image * length * between + head * D)
-    level_at = levels + tl.program_id(1).to(tl.int64) * length
-    delta_at = deltas + tl.program_id(1).to(tl.int64) * length
-    key = tl.program_id(0) * M + tl.arange(0, M)
-    size = tl.arange(0, D)
-    there = key[:, None] < length
-    of_keys = key[:, None] * stride + size[None, :]
-    k = tl.load(queries + between + of_keys, mask=there, other=0.0)
-    v = tl.load(queries + 2 * between + of_keys, mask=there, other=0.0)
-    dk = tl.zeros((M, D), dtype=tl.float32)
-    dv = tl.zeros((M, D), dtype=tl.float32)
-    for piece in range(pieces):
-        row = piece * N + tl.arange(0, N)
-        here = row[:, None] < length
-        level = tl.load(level_at + row, mask=row < length, other=float("inf"))
-        delta = tl.load(delta_at + row, mask=row < length, other=0.0)
-        q = tl.load(queries + row[:, None] * stride + size[None, :], mask=here, other=0.0)
-        g = tl.load(g_at + row[:, None] * between + size[None, :], mask=here, other=0.0)
-        p = tl.exp2(tl.dot(k, tl.trans(q)) * sharp - level[None, :])
-        p = tl.where(there, p, 0.0)
-        dv = tl.dot(p.to(g.dtype), g, dv)
-        ds = (p * (tl.dot(v, tl.trans(g)) - delta[None, :])).to(g.dtype)
-        dk = tl.dot(ds, q, dk)
-    dk *= soft
-    to = result + (image * length * stride + head * D)
-    tl.store(to + between + of_keys, dk.to(result.dtype.element_ty), mask=there)
-    tl.store(to + 2 * between + of_keys, dv.to(result.dtype.element_ty), mask=there)
-    mine = sums + (image * tl.num_programs(0) + tl.program_id(0)) * stride + head * D + size
-    tl.store(mine + between, tl.sum(dk, axis=0))
-    tl.store(mine + 2 * between, tl.sum(dv, axis=0))
-
-
-def _backward_at_once(
-    packed: Tensor, out: Tensor, gradient: Tensor, levels: Tensor, result: Tensor, images: int, length: int, heads: int,
-    owners: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """One program a picture and head: every score is computed once."""
-    n = 32
-    parts_of = torch.empty(images, packed.shape[1], dtype=torch.float32, device=packed.device)
-    _attend_backward[(images * heads,)](
-        packed, out, gradient, levels, levels if owners is None else owners, result, parts_of, torch.empty_like(levels),
-        length, heads, _SHARP, _HEAD**-0.5, triton.cdiv(length, n),
-        OWNED=owners is not None, M=max(64, triton.next_power_of_2(length)), N=n, D=_HEAD,
-        num_warps=8, num_stages=3,
-    )  # fmt: skip
-    return parts_of.sum(dim=0)
-
-
-def _backward_by_parts(
-    packed: Tensor, out: Tensor, gradient: Tensor, levels: Tensor, result: Tensor, images: int, length: int, heads: int
-) -> Tensor:
-    """Queries, then keys and values, 64 of them a program: scores are computed twice, by many small programs."""
-    parts, n = triton.cdiv(length, 64), 32
-    deltas = torch.empty_like(levels)
-    parts_of = torch.empty(images * parts, packed.shape[1], dtype=torch.float32, device=packed.device)
-    numbers = (length, heads, _SHARP, _HEAD**-0.5, triton.cdiv(length, n))
-    settings = {"M": 64, "N": n, "D": _HEAD, "num_warps": 4, "num_stages": 2}
-    grid = (parts, images * heads)
-    _attend_backward_queries[grid](packed, out, gradient, levels, result, parts_of, deltas, *numbers, **settings)
-    _attend_backward_keys[grid](packed, gradient, levels, result, parts_of, deltas, *numbers, **settings)
-    return parts_of.sum(dim=0)
-
-
-Way = Callable[..., Tensor]
-
-
-@lru_cache(maxsize=16)
-def _ways(length: int, heads: int, device: torch.device) -> tuple[Way, Way]:
-    """The fastest ways forward and backward for rows of this length: timed once in a process, on some pictures."""
-    images = 96
-    with torch.random.fork_rng(devices=[device]):
-        packed, result = (torch.randn(images * length, 3 * heads * _HEAD, device=device).bfloat16() for _ in range(2))
-    out, gradient = packed[:, : heads * _HEAD].contiguous(), result[:, : heads * _HEAD].contiguous()
-    sizes = images, length, heads
-    levels = _forward_at_once(packed, out, *sizes)
-    backward = packed, out, gradient, levels, result
-    return (
-        _fastest([_forward_at_once, _forward_by_parts], packed, out, *sizes),
-        _fastest([_backward_at_once, _backward_by_parts], *backward, *sizes),
-    )
-
-
-def _fastest(ways: list[Way], *arguments: object) -> Way:
-    """The first, unless another one is faster by a twentieth."""
-    times: list[float] = []
-    for way in ways:
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for turn in range(10):
-            if turn == 4:
-                start.record()
-            way(*arguments)
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    best = min(range(len(ways)), key=lambda one: times[one])
-    return ways[best] if times[best] < 0.95 * times[0] else ways[0]
-
-
-def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int, owners: Tensor | None = None) -> Tensor:
-    """softmax(q kᵀ / sqrt(D)) v for every picture and head, from packed q, k, v [T, 3·heads·D] into ``out`` [T, W].
-
-    With ``owners`` (int32 [images, length]) a place sees what stands before it and has its owner, itself included.
-    Returns the levels [images·heads, length], log2 of the softmax's denominator, that the backward pass needs.
-    """
-    if owners is not None:
-        return _forward_at_once(packed, out, images, length, heads, owners)
-    return _ways(length, heads, packed.device)[0](packed, out, images, length, heads)
-
-
 def attend_backward(
     packed: Tensor, out: Tensor, gradient: Tensor, levels: Tensor, result: Tensor, images: int, length: int, heads: int,
     owners: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums of its columns [3·heads·D]."""
-    if owners is not None:
-        return _backward_at_once(packed, out, gradient, levels, result, images, length, heads, owners)
-    way = _ways(length, heads, packed.device)[1]
-    return way(packed, out, gradient, levels, result, images, length, heads)
+    n = 32
+    sums = torch.empty(images, packed.shape[1], dtype=torch.float32, device=packed.device)
+    _attend_backward[(images * heads,)](
+        packed, out, gradient, levels, levels if owners is None else owners, result, sums, torch.empty_like(levels),
+        length, heads, _SHARP, _HEAD**-0.5, triton.cdiv(length, n),
+        OWNED=owners is not None, M=max(64, triton.next_power_of_2(length)), N=n, D=_HEAD,
+        num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return sums.sum(dim=0)
 
 
 # -- a norm's gain and bias inside the product behind it --------------------------------------------------------------
@@ -628,9 +437,9 @@ def unfold(
     rows, width = weight.shape
     block, r, steps = 128, 8, 4
     programs = triton.cdiv(rows, r * steps)
-    parts_of = torch.empty(programs, 2, width, dtype=torch.float32, device=weight.device)
+    partial = torch.empty(programs, 2, width, dtype=torch.float32, device=weight.device)
     _unfold[(triton.cdiv(width, block), programs)](
-        gradient, of_bias, weight, gain, shift, parts_of, rows, WIDTH=width, BLOCK=block, R=r, STEPS=steps, num_warps=4
+        gradient, of_bias, weight, gain, shift, partial, rows, WIDTH=width, BLOCK=block, R=r, STEPS=steps, num_warps=4
     )
-    both = parts_of.sum(dim=0)
+    both = partial.sum(dim=0)
     return gradient, both[0], both[1]

@@ -3,7 +3,7 @@
 A step is some thousands of kernels, and a host that launches them one by one falls behind the GPU. A step whose shapes
 repeat is recorded (forward, backward, norm, optimizer, moving averages) and played back from then on: one launch. What
 changes from step to step (pictures, tokens, positions, learning rate, the step's number) stands in tensors that are
-written before. The kernels are the same, in the same order, so the weights are too.
+written before. The kernels are the same, in the same order.
 
 The first steps of every shape run as usual: kernels are compiled and chosen in them. A step that cannot be recorded
 runs as usual too, and so do all after it, after one warning.
