@@ -1,0 +1,533 @@
+"""Tables and the figure of the scene study, from the runs that `benchmarks/scenes.py` left.
+
+    python benchmarks/scene_tables.py [--results benchmarks/results] [--figure docs/figures/scenes.png]
+
+Changes are in points (hundredths of accuracy). `worst` is the change of the protected class that lost most, by run and
+then averaged over runs; `target` is the change of the target. A run hands back a new model or the old one; means are
+over runs that handed back a new one, and the others are counted on their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from holdfast.certify.paired import passes
+
+Run = dict[str, Any]
+Rule = Callable[[Run], float | None]
+
+TARGETS, SIZES, WALK = ("forest", "sea", "buildings"), (100, 300, 1000), (0.25, 0.5, 0.75, 1.0)
+MARGIN, LEVEL = 0.03, 0.05
+
+
+# -- what a run did ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run handed back, on a set of images; ``worst`` and ``target`` are None where it is the old model."""
+
+    worst: float | None
+    target: float | None
+
+    @property
+    def new(self) -> bool:
+        return self.worst is not None
+
+    @property
+    def kept(self) -> bool:
+        """A new model that lost on no protected class."""
+        return self.worst is not None and self.worst >= 0
+
+
+def at(walked: float) -> Rule:
+    """Always this λ: 1 is the paper's rule for methods without a certificate, 0.5 of plain fine-tuning is WiSE-FT."""
+    return lambda run: walked
+
+
+def certified(run: Run) -> float | None:
+    """The λ that was certified on sealed images; None hands back the old model."""
+    return run["certified"]
+
+
+def change(counts: Sequence[float]) -> float:
+    """(gained - lost) / images."""
+    return (counts[1] - counts[2]) / counts[0]
+
+
+def there(run: Run, walked: float, judge: str) -> dict[str, list[float]]:
+    return next(one[judge] for one in run["walk"] if one["lambda"] == walked)
+
+
+def point(run: Run, walked: float, judge: str) -> tuple[float, float]:
+    """(worst, target) at a λ."""
+    seen = there(run, walked, judge)
+    return min(change(seen[name]) for name in seen if name != run["target"]), change(seen[run["target"]])
+
+
+def outcome(run: Run, rule: Rule, judge: str = "test") -> Outcome:
+    walked = rule(run)
+    return Outcome(None, None) if walked is None else Outcome(*point(run, walked, judge))
+
+
+def would_pass(run: Run, walked: float) -> bool:
+    """Whether a λ passes on the sealed images, asked or not. Only what was asked in order is certified."""
+    sealed = there(run, walked, "sealed")
+    margins = {name: 0.0 if name == run["target"] else MARGIN for name in sealed}
+    counts = {name: [int(one) for one in sealed[name][:3]] for name in sealed}
+    return all(passes(gained, lost, n, margins[name], LEVEL) for name, (n, gained, lost) in counts.items())
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Runs of one method, target and size."""
+
+    runs: int
+    new: int
+    kept: int
+    certified: int
+    worst: float | None  # means over runs that handed back a new model
+    target: float | None
+
+    @property
+    def old(self) -> int:
+        return self.runs - self.new
+
+
+def summarise(runs: Sequence[Run], rule: Rule, judge: str = "test") -> Summary:
+    every = [outcome(run, rule, judge) for run in runs]
+    return Summary(
+        runs=len(every),
+        new=sum(one.new for one in every),
+        kept=sum(one.kept for one in every),
+        certified=sum(run.get("certified") is not None for run in runs),
+        worst=mean(one.worst for one in every),
+        target=mean(one.target for one in every),
+    )
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; None of none."""
+    given = [one for one in values if one is not None]
+    return fmean(given) if given else None
+
+
+ROWS: dict[str, tuple[str, Rule]] = {  # row -> the runs it is taken from, and what they hand back
+    "holdfast (default)": ("holdfast", certified),
+    "RM, walked back and certified": ("rm", certified),
+    "published form, walked back and certified": ("published", certified),
+    "published form": ("published", at(1.0)),
+    "mismatched views": ("mismatched", at(1.0)),
+    "plain fine-tuning": ("finetune", at(1.0)),
+    "WiSE-FT (fine-tuning, λ = 0.5)": ("finetune", at(0.5)),
+    "FLYP": ("flyp", at(1.0)),
+    "WCCL": ("wccl", at(1.0)),
+    "GEM": ("gem", at(1.0)),
+    "Co2L": ("co2l", at(1.0)),
+    "DER": ("der", at(1.0)),
+    "RM": ("rm", at(1.0)),
+}
+
+
+def load(folder: Path) -> dict[str, list[Run]]:
+    """Finished runs of each study; a run that stopped with an error is left out."""
+    found = {}
+    for path in sorted(folder.glob("scenes-*.json"), key=lambda path: path.stem):
+        runs = json.loads(path.read_text())["runs"]
+        found[path.stem.removeprefix("scenes-")] = sorted(
+            (run for run in runs if "error" not in run), key=lambda run: (run["name"], run["target"], run["seed"])
+        )
+    return found
+
+
+def pick(runs: Iterable[Run], **wanted: Any) -> list[Run]:
+    return [run for run in runs if all(run[key] == value for key, value in wanted.items())]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:+.1f}"
+
+
+def pair(worst: float | None, target: float | None) -> str:
+    return f"{points(worst)} / {points(target)}"
+
+
+def both(found: Sequence[tuple[float, float]]) -> str:
+    """Mean worst / mean target."""
+    return pair(mean(one[0] for one in found), mean(one[1] for one in found))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def main_table(runs: Sequence[Run], target: str) -> str:
+    """Per size: kept / new models (+ old handed back), mean worst / target, certified at the margin, seeds."""
+    head = ["test images"]
+    for size in SIZES:
+        head += [f"{size}: kept all", "worst / target", "certified"]
+    rows = []
+    for row, (name, rule) in ROWS.items():
+        cells = [row]
+        for size in SIZES:
+            one = summarise(pick(runs, name=name, target=target, size=size), rule)
+            old = f" (+{one.old} old)" if one.old else ""
+            kept = f"{one.kept}/{one.new}{old}" if one.runs else "–"
+            cells += [kept, pair(one.worst, one.target), f"{one.certified}/{one.runs}" if one.runs else "–"]
+        rows.append(cells)
+    return table(head, rows)
+
+
+def condensed(runs: Sequence[Run], sizes: Sequence[int] = (100, 1000)) -> str:
+    """One row a method: means of the targets' means; counts over all runs."""
+    head = ["test images"]
+    for size in sizes:
+        head += [f"{size} images: worst", "target", "kept every class", "certified"]
+    rows = []
+    for row, (name, rule) in ROWS.items():
+        cells = [row]
+        for size in sizes:
+            each = [summarise(pick(runs, name=name, target=target, size=size), rule) for target in TARGETS]
+            lacking = "\\*" if any(not one.runs for one in each) else ""
+            cells += [
+                points(mean(one.worst for one in each)) + lacking,
+                points(mean(one.target for one in each)) + lacking,
+                f"{sum(one.kept for one in each)} of {sum(one.new for one in each)}",
+                f"{sum(one.certified for one in each)} of {sum(one.runs for one in each)}",
+            ]
+        rows.append(cells)
+    return table(head, rows)
+
+
+def overall(runs: Sequence[Run]) -> str:
+    """Every row over all targets and sizes: kept, new, old, and certified models that lost more than the margin."""
+    rows = []
+    for row, (name, rule) in ROWS.items():
+        every = [outcome(run, rule) for run in pick(runs, name=name)]
+        new = [one.worst for one in every if one.worst is not None]
+        beyond = sum(worst < -MARGIN for worst in new)
+        spread = f"{points(max(new))} to {points(min(new))}" if new else "–"
+        rows.append([row, f"{sum(w >= 0 for w in new)} of {len(new)}", str(len(every) - len(new)), spread, f"{beyond}"])
+    return table(["all sizes and targets", "kept every class", "old model", "worst, range", "below -3 points"], rows)
+
+
+def shares(runs: Sequence[Run]) -> str:
+    """Target gain as a share of plain fine-tuning's with the same seeds; the old model counts as no gain."""
+    rows = []
+    for row in list(ROWS)[:3]:
+        name, rule = ROWS[row]
+        for target in TARGETS:
+            plain = {run["seed"]: point(run, 1.0, "test")[1] for run in pick(runs, name="finetune", target=target)}
+            cells = [row, target]
+            for size in SIZES:
+                here = [run for run in pick(runs, name=name, target=target, size=size) if run["seed"] in plain]
+                gains = [(outcome(run, rule).target, plain[run["seed"]]) for run in here]
+                every = sum(gain or 0.0 for gain, _ in gains) / sum(most for _, most in gains)
+                new = [one for one in gains if one[0] is not None]
+                share = f"{sum(g or 0 for g, _ in new) / sum(m for _, m in new):.0%}" if new else "–"
+                cells += [f"{every:.0%} ({share})"]
+            rows.append(cells)
+    return table(["all runs (runs with a new model)", "target", *map(str, SIZES)], rows)
+
+
+FRONTIER = {"holdfast": "holdfast", "rm": "RM", "published": "published"}
+LABELS = {
+    **FRONTIER,
+    "mismatched": "mismatched views",
+    "finetune": "plain fine-tuning",
+    "flyp": "FLYP",
+    "wccl": "WCCL",
+    "gem": "GEM",
+    "co2l": "Co2L",
+    "der": "DER",
+}
+
+
+def frontier(runs: Sequence[Run], judge: str) -> str:
+    """Mean worst / target at each λ, by target and size, and over the three targets."""
+    rows = []
+    for size in SIZES:
+        for target in (*TARGETS, "mean"):
+            for name, label in FRONTIER.items():
+                wanted = TARGETS if target == "mean" else (target,)
+                cells = [str(size), target, label]
+                for walked in WALK:
+                    each = [
+                        [point(run, walked, judge) for run in pick(runs, name=name, target=one, size=size)]
+                        for one in wanted
+                    ]
+                    means = [(fmean(p[0] for p in found), fmean(p[1] for p in found)) for found in each]
+                    cells.append(both(means))
+                rows.append(cells)
+    return table(["images", "target", f"{judge} images", *(f"λ = {one:g}" for one in WALK)], rows)
+
+
+def conflict(runs: Sequence[Run]) -> str:
+    rows = []
+    for run in pick(runs, name="conflict"):
+        given = "old model" if run["certified"] is None else f"λ = {run['certified']:g}"
+        ends = []
+        for walked in (0.25, 1.0):
+            seen = there(run, walked, "test")
+            worst = min((name for name in seen if name != run["target"]), key=lambda name: change(seen[name]))
+            ends.append(f"{pair(*point(run, walked, 'test'))} ({worst})")
+        tried = f"λ = {run['order'][0]:g}: {pair(*point(run, run['order'][0], 'sealed'))}"
+        rows.append([str(run["seed"]), given, str(run["blocked_by"]), *ends, tried, _passing(run)])
+    head = ["seed", "handed back", "blocked by", "λ = 0.25", "λ = 1", "tried first (sealed)", "would have passed"]
+    return table(head, rows)
+
+
+def _passing(run: Run) -> str:
+    return ", ".join(f"{one:g}" for one in WALK if would_pass(run, one)) or "none"
+
+
+def refused(runs: Sequence[Run]) -> str:
+    """Runs of holdfast and RM that handed back the old model, and what would have passed had it come first."""
+    rows = [
+        [
+            FRONTIER[run["name"]],
+            run["target"],
+            str(run["size"]),
+            str(run["seed"]),
+            f"{run['order'][0]:g}",
+            _passing(run),
+        ]
+        for run in runs
+        if run["name"] in ("holdfast", "rm") and run["certified"] is None
+    ]
+    return table(
+        ["old model handed back", "target", "images", "seed", "λ tried first", "λ that would have passed"], rows
+    )
+
+
+def walked_back(runs: Sequence[Run], seed: int = 0) -> str:
+    """Every method with the same walk-back and certificate, on the seed that all of them have."""
+    names = ("holdfast", "rm", "published", "mismatched", "finetune", "flyp", "wccl", "gem", "co2l", "der")
+    rows = []
+    for name in names:
+        cells = [LABELS[name]]
+        for size in (100, 1000):
+            for target in TARGETS:
+                found = pick(runs, name=name, target=target, size=size, seed=seed)
+                given = [outcome(run, certified) for run in found]
+                cells += [pair(one.worst, one.target) if one.new else "old" for one in given] or ["no run"]
+        rows.append(cells)
+    head = [f"{size}: {target}" for size in (100, 1000) for target in TARGETS]
+    return table(["certified model, seed 0, test images", *head], rows)
+
+
+def first_to_last(run: Run) -> dict[str, float]:
+    """Change of each class over both rounds, on test images: counts of right answers, last model less first model."""
+    last = there(run, run["certified"], "test") if run["certified"] is not None else None
+    result = {}
+    for name, before in run["first"]["old"]["test"].items():
+        n = there(run, 1.0, "test")[name][0]
+        after = round(run["old"]["test"][name] * n) + (int(last[name][1] - last[name][2]) if last else 0)
+        result[name] = (after - round(before * n)) / n
+    return result
+
+
+def two_rounds(runs: Sequence[Run]) -> str:
+    found = pick(runs, name="second round")
+    classes = found[0]["classes"]
+    rows, sums = [], {name: [] for name in classes}
+    for run in found:
+        walked = [one["certified"] for one in (run["first"], run)]
+        over = first_to_last(run)
+        for name in classes:
+            sums[name].append(over[name])
+        rows.append(
+            [str(run["seed"]), *("old" if one is None else f"λ = {one:g}" for one in walked)]
+            + [points(over[name]) for name in classes]
+            + [pair(*point(one, one["certified"], "test")) if one["certified"] else "–" for one in (run["first"], run)]
+        )
+    rows.append(["mean", "", "", *(points(fmean(sums[name])) for name in classes), "", ""])
+    return table(["seed", "forest", "then sea", *classes, "first round", "second round"], rows)
+
+
+def ablations(more: Sequence[Run], main: Sequence[Run]) -> str:
+    rows = []
+    names = ["holdfast", "holdfast, no heads", "holdfast, 100 external pairs", "published", "published, no heads"]
+    for name in [*names, "published, 100 external pairs", "published, rising beta"]:
+        cells = [name]
+        for target in ("forest", "sea"):
+            found = [run for run in pick([*main, *more], name=name, target=target, size=100) if run["seed"] in (0, 1)]
+            cells += [both([point(run, walked, "test") for run in found]) for walked in (0.5, 1.0)]
+            one = summarise(found, certified)
+            cells.append(f"{one.certified}/{one.runs}")
+        rows.append(cells)
+    head = [f"{target}, {what}" for target in ("forest", "sea") for what in ("λ = 0.5", "λ = 1", "certified")]
+    return table(["two seeds, test images", *head], rows)
+
+
+def per_class(runs: Sequence[Run], walked: float = 0.5) -> str:
+    names = ("buildings", "forest", "glacier", "mountain", "sea", "street")
+    rows = []
+    for target in TARGETS:
+        for size in SIZES:
+            for name in ("holdfast", "rm"):
+                seen = [there(run, walked, "test") for run in pick(runs, name=name, target=target, size=size)]
+                means = {one: fmean(change(here[one]) for here in seen) for one in names}
+                average = fmean(means.values())
+                label = [f"**{points(means[one])}**" if one == target else points(means[one]) for one in names]
+                rows.append([target, str(size), FRONTIER[name], *label, points(average)])
+    return table(["target", "images", "test images", *names, "Average"], rows)
+
+
+def against_rm(runs: Sequence[Run]) -> str:
+    """Holdfast and RM, both walked back and certified: means of the targets' means, on dev and on test images."""
+    rows = []
+    for judge in ("dev", "test"):
+        for name in ("holdfast", "rm"):
+            cells = [judge, FRONTIER[name]]
+            for size in SIZES:
+                here = [pick(runs, name=name, target=target, size=size) for target in TARGETS]
+                shipped = [summarise(one, certified, judge) for one in here]
+                cells.append(pair(mean(one.worst for one in shipped), mean(one.target for one in shipped)))
+                cells.append(f"{sum(one.kept for one in shipped)}/{sum(one.new for one in shipped)}")
+            rows.append(cells)
+    head = [what for size in SIZES for what in (f"{size}: worst / target", "kept all")]
+    return table(["images", "certified model", *head], rows)
+
+
+def settings(runs: Sequence[Run]) -> str:
+    rows = []
+    tried = {"wccl": "alpha", "der": "alpha", "rm": "alpha", "published": "beta"}
+    for name in sorted({run["name"] for run in runs}):
+        found = pick(runs, name=name)
+        key = tried[name.split()[0]]
+        ends = [both([point(run, 1.0, "dev")]) for target in ("forest", "sea") for run in pick(found, target=target)]
+        rows.append([f"{name.split()[0]}, {key} {found[0]['method'][key]:g}", *ends])
+    return table(["dev images, 300 a task, λ = 1", "forest", "sea"], rows)
+
+
+def research(runs: Sequence[Run]) -> str:
+    """Lists of variants on spare images. The older lists walk back from the last step, the newer from the best look."""
+    rows = []
+    for name in sorted({run["name"] for run in runs}):
+        cells = [name, str(len({run["seed"] for run in pick(runs, name=name)}))]
+        for target in ("forest", "sea"):
+            found = [_ends(run) for run in pick(runs, name=name, target=target)]
+            cells += [both([point(run, walked, "spare") for run in found]) for walked in (0.5, 1.0)]
+        rows.append(cells)
+    head = [f"{target}, λ = {walked}" for target in ("forest", "sea") for walked in (0.5, 1)]
+    return table(["spare images, 100 a task", "seeds", *head], rows)
+
+
+def _ends(run: Run) -> Run:
+    if "walk" in run:
+        return run
+    last = max(one["step"] for one in run["looks"])
+    return {**run, "walk": [one for one in run["looks"] if one["step"] == last]}
+
+
+# -- figure -----------------------------------------------------------------------------------------------------------
+
+LINES = {  # name -> label, colour, marker, line: told apart in greyscale by marker and line
+    "holdfast": ("holdfast", "#0b3c5d", "o", "-"),
+    "rm": ("RM", "#d95f02", "s", "--"),
+    "published": ("published form", "#777777", "^", ":"),
+    "finetune": ("plain fine-tuning (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
+}
+ENDS = {"flyp": "P", "wccl": "v", "gem": "D", "co2l": "<", "der": ">", "mismatched": "*"}  # one seed, λ = 1
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = (100, 1000)
+    figure, axes = pyplot.subplots(len(sizes), len(TARGETS), figsize=(13, 8.6), sharey=True, sharex="col")
+    for row, size in zip(axes, sizes, strict=True):
+        for axis, target in zip(row, TARGETS, strict=True):
+            _panel(axis, [run for run in runs if run["target"] == target and run["size"] == size])
+            axis.set_title(f"target {target}, {size} images a task", fontsize=11)
+            axis.set_xlabel("change of the target, points")
+        row[0].set_ylabel("worst change of a protected class, points")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=10, bbox_to_anchor=(0.5, 0.025))
+    note = "Test images. Lines: λ = 0.25 to 1 (ringed) from the old model (+), means over seeds. Open: λ = 1, one seed."
+    figure.text(0.5, 0.012, note, ha="center", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _panel(axis: Any, runs: Sequence[Run]) -> None:
+    axis.axhline(0, color="#444444", lw=0.8)
+    for name, (label, colour, marker, line) in LINES.items():
+        found = pick(runs, name=name)
+        x = [100 * fmean(point(run, one, "test")[1] for run in found) for one in WALK]
+        y = [100 * fmean(point(run, one, "test")[0] for run in found) for one in WALK]
+        axis.plot(x, y, line, color=colour, lw=1.5, label=label, marker=marker, ms=6)
+        axis.plot(x[-1], y[-1], "o", color="none", markeredgecolor=colour, ms=13, mew=1.2)
+    for name, marker in ENDS.items():
+        ends = [point(run, 1.0, "test") for run in pick(runs, name=name)]
+        style = {"color": "none", "markerfacecolor": "white", "markeredgecolor": "#222222", "ms": 8, "marker": marker}
+        axis.plot([100 * one[1] for one in ends], [100 * one[0] for one in ends], label=LABELS[name], **style)
+    axis.plot([0], [0], "+", color="#000000", ms=11, mew=1.6)
+    axis.set_yscale("symlog", linthresh=1, linscale=0.8)
+    ticks = (1, 0, -1, -3, -10, -30, -100)
+    axis.set_yticks(ticks, [str(one).replace("-", "−") for one in ticks])
+    axis.minorticks_off()
+    axis.set_ylim(-150, 1.2)
+    axis.grid(alpha=0.3)
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+def page(found: dict[str, list[Run]]) -> str:
+    main, more = found["main"], found["more"]
+    parts = [
+        ("Condensed: means over the three targets", condensed(main)),
+        *((f"Target {target}", main_table(main, target)) for target in TARGETS),
+        ("All runs of the main study", overall(main)),
+        ("Share of plain fine-tuning's gain", shares(main)),
+        ("Holdfast and RM, both with walk-back and certificate", against_rm(main)),
+        ("Old model handed back", refused(main)),
+        ("Every method walked back and certified", walked_back(main)),
+        ("Frontier on test images", frontier(main, "test")),
+        ("Frontier on dev images", frontier(main, "dev")),
+        ("Conflict: target glacier, 100 images a task", conflict(more)),
+        ("Two rounds: forest, then sea; change of each class from the first model to the last", two_rounds(more)),
+        ("Ablations, 100 images a task", ablations(more, main)),
+        ("Per class at λ = 0.5", per_class(main)),
+        ("Choice of settings", settings(found["settings"])),
+        *((f"Variants, {name}", research(runs)) for name, runs in found.items() if name.startswith("research")),
+    ]
+    return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--figure", type=Path, help="also draw the figure into this file")
+    arguments = parser.parse_args()
+    found = load(arguments.results)
+    print(page(found))
+    if arguments.figure:
+        draw(found["main"], arguments.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The scene study's tables count as they say, on runs made up by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import scene_tables as tables
+
+
+def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tuple[int, int]) -> dict[str, Any]:
+    """100 test images a class; ``half`` and ``full`` are (images lost by `sea`, images gained by the target)."""
+
+    def walked(at: float, lost: int, gained: int) -> dict[str, Any]:
+        return {"lambda": at, "test": {"sea": [100, 0, lost, 0, 0], "street": [100, 2, 1, 0, 0]} | target(gained)}
+
+    def target(gained: int) -> dict[str, list[int]]:
+        return {"forest": [100, gained, 0, 0, 0]}
+
+    return {
+        "name": "holdfast",
+        "target": "forest",
+        "size": 100,
+        "seed": seed,
+        "certified": certified,
+        "walk": [walked(0.5, *half), walked(1.0, *full)],
+    }
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[dict[str, Any]]:
+    given = [
+        made_up(3, 0.5, (0, 10), (5, 30)),  # certified half way, and nothing lost there
+        made_up(2, 1.0, (0, 10), (4, 20)),  # certified at the end, though sea lost four
+        made_up(1, None, (0, 10), (0, 40)),  # undecided: the old model, whatever the new one does
+        {"name": "holdfast", "target": "forest", "size": 100, "seed": 0, "error": "gradient not finite"},
+    ]
+    (tmp_path / "scenes-main.json").write_text(json.dumps({"runs": given}))
+    return tables.load(tmp_path)["main"]
+
+
+def test_a_run_that_stopped_is_left_out(runs: list[dict[str, Any]]) -> None:
+    assert [run["seed"] for run in runs] == [1, 2, 3]
+
+
+def test_certified_models_are_counted_and_old_ones_on_their_own(runs: list[dict[str, Any]]) -> None:
+    found = tables.summarise(runs, tables.certified)
+    assert (found.runs, found.new, found.old, found.kept, found.certified) == (3, 2, 1, 1, 2)
+    assert found.worst == pytest.approx((0.0 - 0.04) / 2)
+    assert found.target == pytest.approx((0.10 + 0.20) / 2)
+
+
+def test_without_a_certificate_every_run_hands_back_its_end(runs: list[dict[str, Any]]) -> None:
+    found = tables.summarise(runs, tables.at(1.0))
+    assert (found.runs, found.new, found.kept, found.certified) == (3, 3, 1, 2)
+    assert found.worst == pytest.approx(-0.03)
+    assert found.target == pytest.approx(0.30)
+
+
+def test_nothing_handed_back_has_no_mean(runs: list[dict[str, Any]]) -> None:
+    found = tables.summarise(runs[:1], tables.certified)
+    assert (found.new, found.kept, found.worst, found.target) == (0, 0, None, None)
+    assert tables.pair(found.worst, found.target) == "– / –"
+
+
+def test_rows_of_the_main_table(runs: list[dict[str, Any]]) -> None:
+    lines = tables.main_table(runs, "forest").splitlines()
+    assert lines[2].startswith("| holdfast (default) | 1/2 (+1 old) | -2.0 / +15.0 | 2/3 | – | – / – | – |")
+
+
+def test_change_over_two_rounds_is_a_difference_of_counts(runs: list[dict[str, Any]]) -> None:
+    second = runs[2] | {
+        "old": {"test": {"sea": 0.91, "street": 0.80, "forest": 0.50}},
+        "first": {"old": {"test": {"sea": 0.90, "street": 0.82, "forest": 0.20}}},
+    }
+    over = tables.first_to_last(second)  # half way: sea 91 + 0, street 80 + 2 - 1, forest 50 + 10
+    assert over == pytest.approx({"sea": 0.01, "street": -0.01, "forest": 0.40})
+
+
+def test_the_published_results_still_read() -> None:
+    found = tables.load(Path(tables.__file__).parent / "results")
+    assert len(found["main"]) == 195
+    assert "### Two rounds" in tables.page(found)
