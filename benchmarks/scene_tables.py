@@ -4,7 +4,8 @@
 
 Changes are in points (hundredths of accuracy). `worst` is the change of the protected class that lost most, by run and
 then averaged over runs; `target` is the change of the target. A run hands back a new model or the old one; means are
-over runs that handed back a new one, and the others are counted on their own.
+over runs that handed back a new one, and the others are counted on their own. `certified` counts runs whose new model
+passes on the sealed images: no protected class below a margin of 3 points, target better, level 5 %.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Summary:
     runs: int
     new: int
     kept: int
-    certified: int
+    certified: int  # new models that pass on the sealed images at the margin
     worst: float | None  # means over runs that handed back a new model
     target: float | None
 
@@ -105,11 +106,12 @@ class Summary:
 
 def summarise(runs: Sequence[Run], rule: Rule, judge: str = "test") -> Summary:
     every = [outcome(run, rule, judge) for run in runs]
+    given = [(run, rule(run)) for run in runs]
     return Summary(
         runs=len(every),
         new=sum(one.new for one in every),
         kept=sum(one.kept for one in every),
-        certified=sum(run.get("certified") is not None for run in runs),
+        certified=sum(walked is not None and would_pass(run, walked) for run, walked in given),
         worst=mean(one.worst for one in every),
         target=mean(one.target for one in every),
     )
@@ -125,6 +127,7 @@ ROWS: dict[str, tuple[str, Rule]] = {  # row -> the runs it is taken from, and w
     "holdfast (default)": ("holdfast", certified),
     "RM, walked back and certified": ("rm", certified),
     "published form, walked back and certified": ("published", certified),
+    "holdfast, not walked back": ("holdfast", at(1.0)),
     "published form": ("published", at(1.0)),
     "mismatched views": ("mismatched", at(1.0)),
     "plain fine-tuning": ("finetune", at(1.0)),
@@ -195,19 +198,18 @@ def main_table(runs: Sequence[Run], target: str) -> str:
 
 
 def condensed(runs: Sequence[Run], sizes: Sequence[int] = (100, 1000)) -> str:
-    """One row a method: means of the targets' means; counts over all runs."""
+    """One row a method: means of the targets' means (starred where a target has no new model); counts over all runs."""
     head = ["test images"]
     for size in sizes:
-        head += [f"{size} images: worst", "target", "kept every class", "certified"]
+        head += [f"{size} images: worst / target", "kept every class", "certified"]
     rows = []
     for row, (name, rule) in ROWS.items():
         cells = [row]
         for size in sizes:
             each = [summarise(pick(runs, name=name, target=target, size=size), rule) for target in TARGETS]
-            lacking = "\\*" if any(not one.runs for one in each) else ""
+            lacking = "\\*" if any(not one.new for one in each) else ""
             cells += [
-                points(mean(one.worst for one in each)) + lacking,
-                points(mean(one.target for one in each)) + lacking,
+                pair(mean(one.worst for one in each), mean(one.target for one in each)) + lacking,
                 f"{sum(one.kept for one in each)} of {sum(one.new for one in each)}",
                 f"{sum(one.certified for one in each)} of {sum(one.runs for one in each)}",
             ]
@@ -224,6 +226,10 @@ def overall(runs: Sequence[Run]) -> str:
         beyond = sum(worst < -MARGIN for worst in new)
         spread = f"{points(max(new))} to {points(min(new))}" if new else "–"
         rows.append([row, f"{sum(w >= 0 for w in new)} of {len(new)}", str(len(every) - len(new)), spread, f"{beyond}"])
+    every = [point(run, run["certified"], "test")[0] for run in runs if run["certified"] is not None]
+    last = ["any method, walked back and certified", f"{sum(w >= 0 for w in every)} of {len(every)}"]
+    last += [str(len(runs) - len(every)), f"{points(max(every))} to {points(min(every))}"]
+    rows.append([*last, str(sum(worst < -MARGIN for worst in every))])
     return table(["all sizes and targets", "kept every class", "old model", "worst, range", "below -3 points"], rows)
 
 

@@ -12,13 +12,17 @@ from benchmarks import scene_tables as tables
 
 
 def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tuple[int, int]) -> dict[str, Any]:
-    """100 test images a class; ``half`` and ``full`` are (images lost by `sea`, images gained by the target)."""
+    """``half`` and ``full``: images lost by `sea` and gained by the target, of 100; of 500 sealed ones ten times the lost."""
+
+    def counts(images: int, lost: int, gained: int) -> dict[str, list[int]]:
+        return {
+            "sea": [images, 0, lost, 0, 0],
+            "street": [images, 2, 1, 0, 0],
+            "forest": [images, gained, 0, 0, 0],
+        }
 
     def walked(at: float, lost: int, gained: int) -> dict[str, Any]:
-        return {"lambda": at, "test": {"sea": [100, 0, lost, 0, 0], "street": [100, 2, 1, 0, 0]} | target(gained)}
-
-    def target(gained: int) -> dict[str, list[int]]:
-        return {"forest": [100, gained, 0, 0, 0]}
+        return {"lambda": at, "test": counts(100, lost, gained), "sealed": counts(500, 10 * lost, gained)}
 
     return {
         "name": "holdfast",
@@ -32,9 +36,12 @@ def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tup
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[dict[str, Any]]:
+    worse = {"walk": made_up(2, 1.0, (0, 10), (4, 20))["walk"]}
+    for one in worse["walk"]:
+        one["sealed"]["sea"][2] = 0
     given = [
         made_up(3, 0.5, (0, 10), (5, 30)),  # certified half way, and nothing lost there
-        made_up(2, 1.0, (0, 10), (4, 20)),  # certified at the end, though sea lost four
+        made_up(2, 1.0, (0, 10), (0, 20)) | worse,  # certified at the end, though sea lost four test images
         made_up(1, None, (0, 10), (0, 40)),  # undecided: the old model, whatever the new one does
         {"name": "holdfast", "target": "forest", "size": 100, "seed": 0, "error": "gradient not finite"},
     ]
@@ -55,7 +62,7 @@ def test_certified_models_are_counted_and_old_ones_on_their_own(runs: list[dict[
 
 def test_without_a_certificate_every_run_hands_back_its_end(runs: list[dict[str, Any]]) -> None:
     found = tables.summarise(runs, tables.at(1.0))
-    assert (found.runs, found.new, found.kept, found.certified) == (3, 3, 1, 2)
+    assert (found.runs, found.new, found.kept, found.certified) == (3, 3, 1, 2)  # seed 3 lost 50 of 500
     assert found.worst == pytest.approx(-0.03)
     assert found.target == pytest.approx(0.30)
 
