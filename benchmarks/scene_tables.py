@@ -329,12 +329,15 @@ def walked_back(runs: Sequence[Run], seed: int = 0) -> str:
     for name in names:
         cells = [LABELS[name]]
         for size in (100, 1000):
+            ends = []
             for target in TARGETS:
                 found = pick(runs, name=name, target=target, size=size, seed=seed)
                 given = [outcome(run, certified) for run in found]
                 cells += [pair(one.worst, one.target) if one.new else "old" for one in given] or ["no run"]
+                ends += [(one.worst, one.target) for one in given if one.worst is not None and one.target is not None]
+            cells.append(both(ends) if len(ends) == len(TARGETS) else "–")
         rows.append(cells)
-    head = [f"{size}: {target}" for size in (100, 1000) for target in TARGETS]
+    head = [f"{size}: {target}" for size in (100, 1000) for target in (*TARGETS, "mean")]
     return table(["certified model, seed 0, test images", *head], rows)
 
 
@@ -364,7 +367,7 @@ def two_rounds(runs: Sequence[Run]) -> str:
             + [pair(*point(one, one["certified"], "test")) if one["certified"] else "–" for one in (run["first"], run)]
         )
     rows.append(["mean", "", "", *(points(fmean(sums[name])) for name in classes), "", ""])
-    return table(["seed", "forest", "then sea", *classes, "first round", "second round"], rows)
+    return table(["seed", "first round", "second", *classes, "first: worst / target", "second: worst / target"], rows)
 
 
 def ablations(more: Sequence[Run], main: Sequence[Run]) -> str:

@@ -12,7 +12,7 @@ from benchmarks import scene_tables as tables
 
 
 def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tuple[int, int]) -> dict[str, Any]:
-    """``half`` and ``full``: images lost by `sea` and gained by the target, of 100; of 500 sealed ones ten times the lost."""
+    """``half``, ``full``: images lost by `sea`, gained by the target, of 100; sealed: ten times the lost, of 500."""
 
     def counts(images: int, lost: int, gained: int) -> dict[str, list[int]]:
         return {
