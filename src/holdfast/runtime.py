@@ -10,6 +10,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -158,3 +159,14 @@ def gather(rows: Tensor, total: int) -> Tensor:
     if not dist.is_initialized():
         return rows
     return cast(Tensor, _Gather.apply(rows, total))
+
+
+@lru_cache(maxsize=64)
+def stream_for(device: torch.device, work: str) -> torch.cuda.Stream:
+    """A stream of a GPU for one kind of work, made once in a process.
+
+    PyTorch deals streams out of a pool of 32, over and over: two that are made some runs apart may be one and the same.
+    If the loader's were the one on which a step is being recorded, its copies would end up in the recording.
+    """
+    del work
+    return torch.cuda.Stream(device)

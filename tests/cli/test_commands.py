@@ -110,3 +110,21 @@ def test_a_folder_that_cannot_be_written_is_said_so(holdfast: Any, tmp_path: Pat
     code, _, error = holdfast("develop", str(path), "--out", "/proc/holdfast-run")
     assert code == 2
     assert "cannot write" in error
+
+
+def test_the_papers_form_is_a_switch(holdfast: Any, tmp_path: Path) -> None:
+    from holdfast.artifacts import RunFolder, read_json
+
+    path = tmp_path / "ROUND.toml"
+    text = ROUND.replace("[train]", "[method]\ndistil = 5.0\n[train]")
+    path.write_text(text)
+    run = tmp_path / "run"
+    code, _, error = holdfast("develop", str(path), "--out", str(run), "--steps", "2", "--as-published", "--quiet")
+    assert code in (0, 4), error
+    method = read_json(RunFolder.open(run).config)["method"]
+    assert (method["form"], method["beta"], method["distil"], method["views"]) == ("published", 200.0, 0.0, "clean")
+    path.write_text(text.replace("distil = 5.0", 'name = "rm"'))
+    code, _, error = holdfast("develop", str(path), "--out", str(tmp_path / "other"), "--as-published")
+    assert code == 2
+    assert 'method.name = "rm"' in error
+    assert "leave out --as-published" in error

@@ -91,5 +91,5 @@ def _of_round(path: Path, steps: int, device: str | None) -> Figures:
     with started(device or config.train.device) as runtime:
         ready = prepare_round(config, path.parent, runtime)
         views = view_settings(config.train, config.method)
-        plan = Plan(config.train, views, config.seed, ready.fingerprint, config.train.steps)
+        plan = Plan(config.trained, views, config.seed, ready.fingerprint, config.train.steps)
         return measure(ready.method, ready.assembled.data, plan, runtime, steps=steps)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.errors import Exit, UserError
+
+if TYPE_CHECKING:
+    from holdfast.config import HoldfastConfig
+    from holdfast.config.methods import MethodConfig
 
 
 def develop(
@@ -28,6 +32,9 @@ def develop(
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the file's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps than the file's.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="The method in the paper's form, whatever [method] says of it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
@@ -46,8 +53,8 @@ def develop(
     if parent is not None and project is None:
         raise UserError("--parent without --project", do="say which project with --project DIR")
     if resume is not None:
-        if round_file is not None or out is not None or project is not None:
-            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml, --out and --project")
+        if round_file is not None or out is not None or project is not None or as_published:
+            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
         from holdfast.cli.lineage import resume_round
 
         if (code := resume_round(resume, as_json=as_json, quiet=quiet)) is not None:
@@ -61,6 +68,8 @@ def develop(
         folder = out or Path("runs") / round_file.stem
         if seed is not None:
             config = config.model_copy(update={"seed": seed})
+        if as_published:
+            config = config.model_copy(update={"method": _published(config.method)})
         train = {"steps": steps, "device": device}
         train = {name: value for name, value in train.items() if value is not None}
         if train:
@@ -76,6 +85,19 @@ def develop(
         result = run(config, folder, root, resume=resume is not None, quiet=quiet)
     print_round(result, as_json=as_json)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
+
+
+def _published(method: MethodConfig) -> HoldfastConfig:
+    from holdfast.config import HoldfastConfig
+
+    if not isinstance(method, HoldfastConfig):
+        raise UserError(
+            "--as-published is about holdfast's own method",
+            expected='method.name = "holdfast"',
+            found=f'method.name = "{method.name}"',
+            do="leave out --as-published: baselines are as published already",
+        )
+    return method.as_published()
 
 
 def tune(

@@ -83,7 +83,7 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
         ready = prepare_round(config, job.root, runtime)
         looks = _Looks(job, folder, ready, runtime)
         plan = Plan(
-            config.train,
+            config.trained,
             view_settings(config.train, config.method),
             config.seed,
             ready.fingerprint,

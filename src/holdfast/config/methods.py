@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from holdfast.config.base import Config, Fraction, MovingAverage, NonNegativeFloat, PositiveFloat
 
@@ -18,19 +18,37 @@ class ContrastConfig(Config):
     """gamma_1, of the moving averages of g, one of each direction per pair."""
 
 
+# The paper's form of the method: what its experiments use, and nothing that was added since.
+_PUBLISHED: dict[str, Any] = {
+    "beta": 200.0,
+    "gamma_tasks": 0.8,
+    "views": "clean",
+    "replay": 0.0,
+    "margin": 0.0,
+    "distil": 0.0,
+    "lift": 0.0,
+    "contrast": 1.0,
+    "head_rate": 1.0,
+}
+
+
 class HoldfastConfig(ContrastConfig):
     """method.name = "holdfast": target objective under one retention constraint a protected task."""
 
     name: Literal["holdfast"] = "holdfast"
-    beta: NonNegativeFloat = 200.0
-    """Penalty."""
+    form: Literal["default", "published"] = "default"
+    """What keys that are not given stand for: `default` is what did best on dev images (docs/research.md), `published`
+    is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of what comes after it."""
+    beta: NonNegativeFloat = 20.0
+    """Penalty. Published: 200."""
     beta_schedule: Literal["constant", "cosine"] = "constant"
     """`cosine` rises from 0 to beta; the paper finds it worse."""
-    gamma_tasks: MovingAverage = 0.8
-    """gamma_2, of the moving averages of h_k."""
-    views: Literal["clean", "paired", "mismatched"] = "clean"
-    """Views of constraint images. `clean`: the evaluation view, old losses cached. `paired`: one random view through
-    both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for comparison."""
+    gamma_tasks: MovingAverage = 0.2
+    """gamma_2, of the moving averages of h_k. Published: 0.8."""
+    views: Literal["clean", "paired", "mismatched"] = "paired"
+    """Views of constraint images. `clean`: the evaluation view, old losses cached (published). `paired`: one random
+    view through both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for
+    comparison."""
     constraint: Literal["cross_entropy", "soft_error"] = "cross_entropy"
     """The loss that must not rise. `soft_error` is 1 - the probability of the right class."""
     slack: NonNegativeFloat = 0.0
@@ -39,37 +57,38 @@ class HoldfastConfig(ContrastConfig):
     """Ask each protected task to improve by this share of its old loss: h_k <= -reserve · L_k(w_old)."""
     dual_rate: NonNegativeFloat = 0.0
     """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
-    replay: NonNegativeFloat = 0.0
-    """Weight of the cross-entropy over all classes, target and protected images with equal weight a class."""
-    margin: NonNegativeFloat = 0.0
+    replay: NonNegativeFloat = 1.0
+    """Weight of the cross-entropy over all classes, target and protected images with equal weight a class.
+    Published: 0, as all that follow unless said otherwise."""
+    margin: NonNegativeFloat = 8.0
     """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
-    distil: NonNegativeFloat = 0.0
+    distil: NonNegativeFloat = 30.0
     """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
     constraint images, target pairs and negatives. It takes no labels."""
-    lift: NonNegativeFloat = 0.0
+    lift: NonNegativeFloat = 1.0
     """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
     the same measure for every class."""
-    contrast: NonNegativeFloat = 1.0
-    """Weight of the target objective F."""
+    contrast: NonNegativeFloat = 0.3
+    """Weight of the target objective F. Published: 1."""
+    head_rate: PositiveFloat = 30.0
+    """Learning rate of the task-dependent heads in multiples of train.learning_rate, where train.head_learning_rate is
+    not given. Published: 1."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_form(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("form") == "published":
+            return {**_PUBLISHED, **values}
+        return values
 
     @classmethod
     def published(cls) -> HoldfastConfig:
-        """The paper's form: clean views, cross-entropy, a constant penalty, nothing else."""
-        return cls(
-            beta=200.0,
-            beta_schedule="constant",
-            gamma_tasks=0.8,
-            views="clean",
-            constraint="cross_entropy",
-            slack=0.0,
-            reserve=0.0,
-            dual_rate=0.0,
-            replay=0.0,
-            margin=0.0,
-            distil=0.0,
-            lift=0.0,
-            contrast=1.0,
-        )
+        """The paper's form."""
+        return cls(form="published")
+
+    def as_published(self) -> HoldfastConfig:
+        """The paper's form, with this section's temperature and gamma_1."""
+        return HoldfastConfig(form="published", temperature=self.temperature, gamma_pairs=self.gamma_pairs)
 
 
 class FinetuneConfig(ContrastConfig):

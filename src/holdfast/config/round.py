@@ -54,7 +54,7 @@ class TrainConfig(Config):
     learning_rate: PositiveFloat = 1e-5
     """Of AdamW, or eta of the plain form."""
     head_learning_rate: PositiveFloat | None = None
-    """Of the task-dependent heads. Default: the same."""
+    """Of the task-dependent heads. Default: the same; with method holdfast, method.head_rate times as much."""
     momentum: MovingAverage = 0.1
     """theta of the plain form."""
     weight_decay: NonNegativeFloat = 0.1
@@ -163,6 +163,13 @@ class RoundConfig(Config):
         if isinstance(method, dict) and "name" not in method:
             return {**values, "method": {"name": "holdfast", **method}}
         return values
+
+    @property
+    def trained(self) -> TrainConfig:
+        """[train] with the heads' learning rate worked out."""
+        if not isinstance(self.method, HoldfastConfig) or self.train.head_learning_rate is not None:
+            return self.train
+        return self.train.model_copy(update={"head_learning_rate": self.method.head_rate * self.train.learning_rate})
 
 
 class TuneConfig(Config):

@@ -19,7 +19,7 @@ from holdfast.data.rows import TextRows, plan_rows, row_width, rows_for
 from holdfast.data.tasks import Batch, CachedImages, CachedTexts, Draw, LabelledSet, PairSet, RoundData, View
 from holdfast.data.views import look_at_once, random_views
 from holdfast.errors import UserError
-from holdfast.runtime import Runtime, derive_seed, generator
+from holdfast.runtime import Runtime, derive_seed, generator, stream_for
 
 
 class Pool:
@@ -200,7 +200,7 @@ class BatchMaker:
         self._negative_tokens = Tokens(data.negatives.texts, towers.tokenize)
         self._prompts = self._plan_prompts(prompts, pairs)
         self._columns = 0  # of tokens, in the widest step so far
-        self._stream = torch.cuda.Stream(runtime.device) if runtime.device.type == "cuda" else None
+        self._stream = stream_for(runtime.device, "loader") if runtime.device.type == "cuda" else None
 
     def begin(self, draw: Draw) -> Begun:
         """This rank's part of the step, on its way; :meth:`Begun.wait` hands it to the stream that computes."""

@@ -136,6 +136,11 @@ class OpenClipTowers(TwoTowers):
         unused = ("logit_scale", "logit_bias", "text_decoder")
         return [one for name, one in self.model.named_parameters() if name.split(".")[0] in unused]
 
+    @property
+    @override
+    def has_fast_path(self) -> bool:
+        return bool(self._fast_image and self._fast_text)
+
     @override
     def image_features(self, images: Tensor) -> Tensor:
         how = fast.active()

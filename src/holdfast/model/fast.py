@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holdfast.data.rows import TextRows
 from holdfast.model import fused
+from holdfast.runtime import stream_for
 
 Weights = tuple[Tensor, ...]  # of one block, in the order of _block_weights
 _EXACT, _QUICK = "gelu", "quick_gelu"
@@ -103,7 +104,7 @@ def beside(device: torch.device, function: Callable[[], Returned]) -> Callable[[
     if device.type != "cuda" or active() is None:
         value = function()
         return lambda: value
-    side = _second_stream(device)
+    side = stream_for(device, "texts")
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         value = function()
@@ -116,11 +117,6 @@ def beside(device: torch.device, function: Callable[[], Returned]) -> Callable[[
         return value
 
     return join
-
-
-@lru_cache(maxsize=16)
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @contextmanager

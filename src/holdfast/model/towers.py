@@ -53,6 +53,11 @@ class TwoTowers(nn.Module, ABC):
     embed_dim: int  # D
     text_width: int  # width of the text backbone's features
 
+    @property
+    def has_fast_path(self) -> bool:
+        """Whether :mod:`holdfast.model.fast` computes both towers, where it is switched on."""
+        return False
+
     @abstractmethod
     def image_features(self, images: Tensor) -> Tensor:
         """E1 before normalisation: [n, 3, S, S] normalised pixels -> [n, D]."""

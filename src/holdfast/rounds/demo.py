@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "plain": {"name": "finetune"},
     "holdfast": {
         "name": "holdfast",
+        "form": "published",
         "views": "paired",
         "beta": 20.0,
         "gamma_tasks": 0.2,

@@ -81,7 +81,7 @@ def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False,
         round_ = _Round(config, ready, folder, runtime)
         round_.begin()
         plan = Plan(
-            config.train,
+            config.trained,
             view_settings(config.train, config.method),
             config.seed,
             ready.fingerprint,

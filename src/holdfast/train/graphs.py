@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from holdfast.data.tasks import Batch
+from holdfast.runtime import stream_for
 
 _WARM = 3  # steps of a shape before it is recorded
 _MOST = 6  # recordings of a run; shapes beyond that run as usual
@@ -41,7 +42,7 @@ class Steps:
 
     def __init__(self, compute: Compute[Any], device: torch.device, *, record: bool) -> None:
         self._compute, self._device, self._record = compute, device, record
-        self._stream = torch.cuda.Stream(device) if record else None
+        self._stream = stream_for(device, "steps") if record else None
         self._pool: Any = None  # memory that all recordings share: only one of them runs at a time
         self._recordings: dict[Any, _Recording] = {}
         self._inputs: dict[Any, Batch] = {}

@@ -166,7 +166,8 @@ class _Run:
         """Whether steps are recorded and played back: where nothing of a step is decided on the host."""
         wanted, here = self.config.graphs, self.runtime.device.type == "cuda" and self.runtime.world == 1
         if wanted == "auto":
-            wanted = self.method.recordable and fast_towers(self.config, self.runtime.device) and self.config.compile
+            fast = fast_towers(self.config, self.runtime.device) and self.method.model.towers.has_fast_path
+            wanted = self.method.recordable and fast and self.config.compile
         return bool(wanted) and here and not self.method.needs_task_gradients and len(self.method.phases()) == 1
 
     def _go(self, interruption: _Interruption) -> None:

@@ -1,0 +1,126 @@
+"""What holdfast adds to the paper's form, each term against a version written picture by picture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.config import HoldfastConfig, RoundConfig, parse
+from holdfast.data.tasks import RoundData
+from holdfast.methods.base import encode
+from holdfast.methods.holdfast import Holdfast
+from tests.methods.small import gradient, prepared, small_data, small_model, whole_batch
+
+
+def built(data: RoundData, **settings: Any) -> Holdfast:
+    config = HoldfastConfig(form="published", views="paired", beta=0.0, **settings)
+    method = Holdfast(small_model(data), config, 10)
+    prepared(method, data)
+    return method
+
+
+def logits(method: Holdfast, data: RoundData, old: bool = False) -> list[list[torch.Tensor]]:
+    """Logits of target, negative and protected pictures, one by one."""
+    model = method.old if old else method.model
+    features = encode(model, whole_batch(data, method))
+    matrix = model.class_matrix()
+    groups = (features.target_images, features.negative_images, features.protected_images)
+    return [[matrix @ one / model.class_temperature for one in group] for group in groups]
+
+
+def log_share(values: torch.Tensor, at: int) -> torch.Tensor:
+    return values[at] - torch.logsumexp(values, dim=0)
+
+
+@pytest.mark.parametrize("lift", [0.0, 1.5])
+def test_distillation_is_the_mean_divergence_among_protected_classes(lift: float) -> None:
+    data = small_data()
+    method = built(data, distil=2.0, lift=lift)
+    m = data.tasks.num_protected
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for kind, (new, old) in enumerate(zip(logits(method, data), logits(method, data, old=True), strict=True)):
+        for place, (says, before) in enumerate(zip(new, old, strict=True)):
+            said = before[:m].detach().clone()
+            if kind == 2:
+                said[int(data.constraint.labels[place])] += lift
+            for k in range(m):
+                share = log_share(said, k)
+                total = total + share.exp() * (share - log_share(says[:m], k))
+            count += 1
+    output = method(whole_batch(data, method))
+    expected = 2.0 * total / count
+    torch.testing.assert_close(output.parts["distil"], expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        gradient(output.parts["distil"], method.model), gradient(expected, method.model), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_distillation_leaves_the_targets_logit_free_and_is_nil_at_the_old_model() -> None:
+    data = small_data()
+    method = Holdfast(small_model(data), HoldfastConfig(form="published", distil=3.0), 10)
+    method.prepare(method.model.frozen_copy(), data)
+    method.double()
+    output = method(whole_batch(data, method))
+    assert abs(float(output.parts["distil"].detach())) < 1e-14
+    target = torch.zeros(1, len(data.tasks.classes), dtype=torch.float64)
+    moved = target.clone()
+    moved[0, -1] = 5.0
+    batch = whole_batch(data, method)
+    rows = batch.target_total + batch.negative_total + batch.protected_total
+    assert float(method._distil(moved.expand(rows, -1), target.expand(rows, -1), batch)) == 0.0
+
+
+@pytest.mark.parametrize("margin", [0.0, 2.0])
+def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(margin: float) -> None:
+    data = small_data()
+    method = built(data, replay=0.5, margin=margin)
+    m = data.tasks.num_protected
+    of_target, _, of_protected = logits(method, data)
+    losses: dict[int, list[torch.Tensor]] = {k: [] for k in range(m + 1)}
+    losses[m] = [-log_share(one, m) for one in of_target]
+    for place, one in enumerate(of_protected):
+        label = int(data.constraint.labels[place])
+        raised = torch.cat([one[:m], one[m:] + margin])
+        losses[label].append(-log_share(raised, label))
+    expected = 0.5 * torch.stack([torch.stack(group).mean() for group in losses.values()]).mean()
+    torch.testing.assert_close(method(whole_batch(data, method)).parts["replay"], expected, rtol=1e-10, atol=0)
+
+
+def test_contrast_weighs_the_target_objective() -> None:
+    data = small_data()
+    whole, third = built(data), built(data, contrast=1 / 3)
+    one, other = (method(whole_batch(data, method)) for method in (whole, third))
+    torch.testing.assert_close(other.parts["target"], one.parts["target"] / 3, rtol=1e-12, atol=0)
+    assert set(one.parts) == {"target", "retention"}  # nothing else in the paper's form
+
+
+def test_the_published_form_is_the_papers_and_keys_that_are_given_stay() -> None:
+    paper = HoldfastConfig.published()
+    assert (paper.beta, paper.gamma_tasks, paper.gamma_pairs, paper.views) == (200.0, 0.8, 0.8, "clean")
+    assert (paper.replay, paper.distil, paper.lift, paper.margin, paper.contrast) == (0, 0, 0, 0, 1)
+    assert HoldfastConfig(form="published", beta=7.0).beta == 7.0
+    assert HoldfastConfig(temperature=0.07, beta=7.0).as_published() == HoldfastConfig(
+        form="published", temperature=0.07
+    )
+    again = HoldfastConfig.model_validate(paper.model_dump())
+    assert again == paper  # a run folder's config.json says the same when it is read again
+
+
+def test_heads_learn_faster_unless_told_otherwise() -> None:
+    base: dict[str, Any] = {
+        "task": {"target": "eight"},
+        "data": {"source": {"kind": "digits"}},
+        "model": {"architecture": "tiny"},
+        "train": {"learning_rate": 1e-4},
+    }
+    rate = parse(RoundConfig, base, "x").trained.head_learning_rate
+    assert rate is not None
+    assert math.isclose(rate, 30e-4)
+    own = {**base, "train": {"learning_rate": 1e-4, "head_learning_rate": 2e-4}}
+    assert parse(RoundConfig, own, "x").trained.head_learning_rate == 2e-4
+    published = {**base, "method": {"form": "published"}}
+    assert parse(RoundConfig, published, "x").trained.head_learning_rate == 1e-4
+    assert parse(RoundConfig, {**base, "method": {"name": "rm"}}, "x").trained.head_learning_rate is None

@@ -1,0 +1,50 @@
+"""The rules of choice: retention first, but not for nothing."""
+
+from __future__ import annotations
+
+from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.rounds.candidates import Candidate, choose_on_dev, worthwhile
+from holdfast.rounds.candidates import test_order as order_of
+
+MARGINS = {"a": 0.05, "b": 0.05}
+
+
+def candidate(
+    walked: float, gain: int, a: tuple[int, int], b: tuple[int, int] = (0, 0), loss: float = 0.0
+) -> Candidate:
+    """Of 100 images each: the target gains ``gain``, the protected classes (gained, lost)."""
+
+    def change(gained: int, lost: int, rise: float = 0.0) -> TaskChange:
+        return TaskChange(100, 50, 50 + gained - lost, gained, lost, 1.0, 1.0 + rise)
+
+    tasks = {"a": change(*a, loss), "b": change(*b), "t": change(max(gain, 0), max(-gain, 0))}
+    return Candidate("step-00000100", walked, Comparison("t", tasks))
+
+
+def test_on_dev_the_safest_of_the_worthwhile_ones_is_chosen() -> None:
+    small = candidate(0.25, 5, (9, 0), (9, 0))  # the safest of all, but next to nothing is gained
+    middle = candidate(0.5, 20, (3, 0), (4, 1))
+    bold = candidate(1.0, 30, (2, 2), (5, 1))
+    unsafe = candidate(0.75, 60, (0, 1))
+    assert choose_on_dev([small, middle, bold, unsafe]) is middle
+    assert choose_on_dev([unsafe]) is None
+    assert choose_on_dev([candidate(0.5, 0, (1, 0))]) is None  # nothing gained: the old model stays
+
+
+def test_of_equals_the_one_whose_losses_fell_most() -> None:
+    one, other = candidate(0.5, 10, (1, 1), loss=0.1), candidate(1.0, 10, (1, 1), loss=-0.1)
+    assert choose_on_dev([one, other]) is other
+
+
+def test_the_sequence_starts_with_the_strongest_evidence_and_goes_on_to_what_lost_nothing() -> None:
+    timid = candidate(0.1, 2, (0, 0))
+    first = candidate(0.25, 12, (2, 0), (1, 0))
+    bolder = candidate(0.5, 16, (1, 0), (1, 1))
+    boldest = candidate(1.0, 20, (0, 3))  # more is gained, but dev images show a loss
+    assert order_of([timid, first, bolder, boldest], MARGINS, "t") == [first, bolder]
+
+
+def test_where_nothing_is_gained_every_candidate_counts() -> None:
+    ones = [candidate(0.5, -1, (0, 0)), candidate(1.0, -3, (0, 0))]
+    assert worthwhile(ones) == ones
+    assert worthwhile([candidate(0.5, 10, (0, 0)), candidate(1.0, 4, (0, 0))])[0].walked == 0.5
