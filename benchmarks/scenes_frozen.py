@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import scenes
 from benchmarks.machine import commit, machine
+from benchmarks.remembered import RowPixels, row_of
 from benchmarks.scenes import CHOSEN_AT, CHOSEN_ON, CLASSES, DIM, SEEDS, SIZES, TARGETS, WIDTH, Job, Packed, prompt
 from holdfast.config import TrainConfig
 from holdfast.config.methods import METHOD_CONFIGS
@@ -41,23 +42,6 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.runtime import Runtime, derive_seed
 from holdfast.train.loop import Plan, train
-
-
-class RowPixels:
-    """Pictures of one pixel each whose colour is their row number: what frozen towers say is looked up by it."""
-
-    size = 1
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, rows: np.ndarray) -> Tensor:
-        rows = np.asarray(rows, dtype=np.int64)
-        colours = np.stack([rows & 255, rows >> 8 & 255, rows >> 16], axis=1).astype(np.uint8)
-        return torch.from_numpy(colours)[:, :, None, None]
 
 
 class FrozenTowers(TwoTowers):
@@ -78,8 +62,7 @@ class FrozenTowers(TwoTowers):
         return images
 
     def image_features(self, images: Tensor) -> Tensor:
-        low, middle, high = (images[:, :, 0, 0] * 255).round().long().unbind(dim=1)
-        return self.features[low + 256 * middle + 65536 * high]
+        return self.features[row_of(images * 255)]
 
     def text_backbone(self, tokens: Tensor) -> Tensor:
         return self.table[tokens[:, 0]]

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
-from benchmarks.remembered import remembered
+from benchmarks.remembered import Memory, remembered
 from holdfast.config import HoldfastConfig, RolesConfig, RoundConfig, SourceConfig
 from holdfast.data.assemble import labelled, near_copies
 from holdfast.data.prompts import class_prompts
@@ -86,15 +86,7 @@ def source(folder: Path) -> SourceConfig:
 def encode(folder: Path) -> None:
     """Ask the frozen network about every picture once."""
     towers = PartTowers.load(ARCHITECTURE, None, seed=0).requires_grad_(False)
-    began = time.perf_counter()
-    with remembered(folder / MEMORY) as memory:
-        classes = classes_of(folder)
-        for first in range(0, len(classes), 20):
-            examples = pictures(folder, classes[first : first + 20], None)
-            for i in range(0, len(examples), 512):
-                towers.image(towers.preprocess.normalise(examples.images(slice(i, i + 512))))
-            memory.save()
-            print(f"{len(memory.rows)} pictures after {time.perf_counter() - began:.0f} s", flush=True)
+    Memory(folder / MEMORY).encode(catalogue([source(folder)], Path(), limit=0.0), towers)
 
 
 def classes_of(folder: Path) -> list[str]:
@@ -111,12 +103,13 @@ def pictures(folder: Path, classes: list[str], roles: list[Role] | None) -> Labe
 
 def prepare(data: Path, aligned: Path, out: Path) -> None:
     """Pictures, their features and the base model, in a scratch folder of about 300 MB."""
-    if not (out / PICTURES).exists():
-        unpack(data / "tiny-imagenet-200-64.zip", out / PICTURES)
+    shutil.rmtree(out / PICTURES, ignore_errors=True)
+    unpack(data / "tiny-imagenet-200-64.zip", out / PICTURES)
     encode(out)
     dropped = drop_near_copies(out)
     accuracy = make_base(out, aligned)
-    counts = {role.value: len(pictures(out, classes_of(out), [role])) for role in Role}
+    with remembered(Memory(out / MEMORY)):
+        counts = {role.value: len(pictures(out, classes_of(out), [role])) for role in Role}
     known = {"target": TARGET, "images": counts, "near_copies_left_out": len(dropped), "base_dev_accuracy": accuracy}
     (out / "prepared.json").write_text(json.dumps(known))
     print(json.dumps({**known, "base_dev_accuracy": summary_of(accuracy)}))
@@ -146,8 +139,8 @@ def make_base(folder: Path, aligned: Path, steps: int = 300) -> dict[str, float]
     towers.freeze_backbones()
     prompts = class_prompts(classes, (TEMPLATE,), {})
     model = Classifier(towers, classes, prompts, TEMPERATURE)
-    base, dev = pictures(folder, classes, [Role.BASE]), pictures(folder, classes, [Role.DEV])
-    with remembered(folder / MEMORY), torch.no_grad():
+    with remembered(Memory(folder / MEMORY)), torch.no_grad():
+        base, dev = pictures(folder, classes, [Role.BASE]), pictures(folder, classes, [Role.DEV])
         seen, judged = (network_features(towers, one) for one in (base, dev))
         sentences = towers.text_backbone(model.prompt_tokens)
     others = torch.tensor([k for k, name in enumerate(classes) if name != TARGET])
@@ -192,22 +185,28 @@ def summary_of(accuracy: dict[str, float]) -> dict[str, float]:
 # -- run --------------------------------------------------------------------------------------------------------------
 
 PUBLISHED: dict[str, Any] = HoldfastConfig.published().model_dump()
-METHODS: dict[str, dict[str, Any]] = {
-    "holdfast": {
-        **PUBLISHED,
-        "beta": 20.0,
-        "gamma_tasks": 0.2,
-        "replay": 1.0,
-        "margin": 8.0,
-        "distil": 30.0,
-        "lift": 1.0,
-        "contrast": 0.3,
-    },
-    "published": PUBLISHED,
-    "finetune": {"name": "finetune"},
-    "rm": {"name": "rm"},
+DEFAULT: dict[str, Any] = {
+    **PUBLISHED,
+    "beta": 20.0,
+    "gamma_tasks": 0.2,
+    "replay": 1.0,
+    "margin": 8.0,
+    "distil": 30.0,
+    "lift": 1.0,
+    "contrast": 0.3,
 }
-RATES = (3e-3, 1e-3, 3e-4)
+RATES = (3e-3, 1e-3)
+# What was chosen among, once, on dev images. The first are the settings that the scene study found for five tasks; with
+# 199 of them the target is one class in 200 of the replay, and a margin of 8 against it leaves nothing to be learned.
+SETTINGS: dict[str, list[tuple[dict[str, Any], float]]] = {
+    "holdfast": [(DEFAULT, rate) for rate in RATES],
+    "holdfast, many tasks": [
+        ({**DEFAULT, "contrast": 1.0, "margin": margin}, rate) for margin in (1.0, 0.0) for rate in RATES
+    ],
+    "published": [(PUBLISHED, rate) for rate in RATES],
+    "finetune": [({"name": "finetune"}, rate) for rate in RATES],
+    "rm": [({"name": "rm"}, rate) for rate in RATES],
+}
 TRAIN: dict[str, Any] = {
     "steps": 150,
     "batch": 64,
@@ -221,7 +220,7 @@ TRAIN: dict[str, Any] = {
     "log_every": 50,
     "checkpoint_every": 10_000,
 }
-MARGIN = 0.05
+MARGIN, CHOSEN_AT = 0.05, 100
 
 
 def round_config(folder: Path, method: dict[str, Any], rate: float, seed: int, *, look: bool = True) -> RoundConfig:
@@ -240,7 +239,9 @@ def round_config(folder: Path, method: dict[str, Any], rate: float, seed: int, *
     )
 
 
-def run_one(folder: Path, name: str, rate: float, seed: int, *, look: bool = True) -> dict[str, Any]:
+def run_one(
+    folder: Path, name: str, method: dict[str, Any], rate: float, seed: int, *, look: bool = True
+) -> dict[str, Any]:
     """One round through `develop`, then every candidate of the walk on test images."""
     from holdfast.rounds.develop import develop
 
@@ -248,14 +249,14 @@ def run_one(folder: Path, name: str, rate: float, seed: int, *, look: bool = Tru
     for old in (out, folder / "ledger"):
         shutil.rmtree(old, ignore_errors=True)
     began = time.perf_counter()
-    result = develop(round_config(folder, METHODS[name], rate, seed, look=look), out, Path(), quiet=True)
+    result = develop(round_config(folder, method, rate, seed, look=look), out, Path(), quiet=True)
     developed = time.perf_counter() - began
     told = json.loads(result.folder.result.read_text())
     record = {
         "name": name,
         "seed": seed,
         "learning_rate": rate,
-        "method": METHODS[name],
+        "method": method,
         "verdict": told["verdict"],
         "reason": told["reason"],
         "kept_old": told["kept_old"],
@@ -358,15 +359,15 @@ def lacking(told: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def choose_rate(runs: list[dict[str, Any]], name: str) -> float:
-    """Of the rates tried at seed 0: on dev images, at the end of training, most gain for the tasks that it cost."""
+def choose(tried: list[dict[str, Any]], name: str) -> tuple[dict[str, Any], float]:
+    """Of the settings tried: on dev images, at the end of training, the target's gain less the share of tasks lost."""
 
     def worth(one: dict[str, Any]) -> float:
         end = one["summary"][-1]["dev"]
-        return end["target_gain"] + end["mean"] * end["tasks"]
+        return end["target_gain"] - end["lost"] / end["tasks"]
 
-    tried = [one for one in runs if one["name"] == name]
-    return max(tried, key=worth)["learning_rate"]
+    best = max((one for one in tried if one["name"] == name), key=worth)
+    return best["method"], best["learning_rate"]
 
 
 def run(folder: Path, out: Path, seeds: int, names: list[str]) -> None:
@@ -378,23 +379,23 @@ def run(folder: Path, out: Path, seeds: int, names: list[str]) -> None:
         **known,
         "train": TRAIN,
         "margin": MARGIN,
-        "rates": RATES,
+        "settings_chosen_at_seed": CHOSEN_AT,
     }
     tried: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
 
     def write() -> None:
-        out.write_text(json.dumps({**head, "choice_of_rates": tried, "runs": runs}))
+        out.write_text(json.dumps({**head, "settings": tried, "runs": runs}))
 
-    with remembered(folder / MEMORY):
+    with remembered(Memory(folder / MEMORY)):
         for name in names:
-            for rate in RATES:
-                tried.append(run_one(folder, name, rate, 100, look=False))
+            for method, rate in SETTINGS[name]:
+                tried.append(run_one(folder, name, method, rate, CHOSEN_AT, look=False))
                 say(tried[-1])
                 write()
         for seed in range(seeds):
             for name in names:
-                runs.append(run_one(folder, name, choose_rate(tried, name), seed))
+                runs.append(run_one(folder, name, *choose(tried, name), seed))
                 say(runs[-1])
                 write()
 
@@ -416,7 +417,7 @@ def main() -> None:
     two.add_argument("folder", type=Path)
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--seeds", type=int, default=3)
-    two.add_argument("--methods", nargs="+", default=list(METHODS))
+    two.add_argument("--methods", nargs="+", default=list(SETTINGS))
     arguments = parser.parse_args()
     if arguments.command == "prepare":
         prepare(arguments.data, arguments.aligned, arguments.out)

@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import tiny_imagenet
-from benchmarks.remembered import keys_of, remembered
-from benchmarks.scenes_frozen import FrozenTowers, RowPixels
+from benchmarks.remembered import Memory, RowPixels, remembered
+from benchmarks.scenes_frozen import FrozenTowers
+from holdfast.config import SourceConfig
+from holdfast.data.assemble import labelled
 from holdfast.data.roles import assign, count_roles
 from holdfast.data.sources import catalogue
 from holdfast.model.efficientnet import EfficientNetLite0
+from holdfast.model.towers import Preprocess
 
 ARCHIVE = Path(__file__).resolve().parents[3] / "shared" / "data" / "tiny-imagenet-200-64.zip"
 
@@ -43,21 +47,35 @@ def test_every_class_has_the_images_that_the_study_speaks_of(tmp_path: Path) -> 
 
 
 def test_a_remembered_network_says_what_it_said(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    network = EfficientNetLite0().eval().requires_grad_(False)
-    images = (torch.randint(0, 256, (3, 3, 32, 32)).float() - 127) / 128
-    plain = network(images)
-    with remembered(tmp_path / "memory.npz") as memory:
-        first = network(images[:2])
-        again = network(images.flip(0))
-        assert len(memory.rows) == 3
-        memory.save()
-    with remembered(tmp_path / "memory.npz") as memory:
-        assert torch.equal(network(images), again.flip(0))
-        assert len(memory.rows) == 3
-    torch.testing.assert_close(first, plain[:2], rtol=1e-3, atol=1e-4)
-    assert torch.equal(again.flip(0)[:2], first)
-    assert len(set(keys_of(images).tolist())) == 3
+    random = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for i in range(2):
+            picture = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(tmp_path / label / f"{i}.png")
+    sources = [SourceConfig(kind="folder", path=tmp_path)]
+    towers = Pretender().requires_grad_(False)
+    memory = Memory(tmp_path / "memory.npz")
+    memory.encode(catalogue(sources, Path(), limit=0.0), towers)  # type: ignore[arg-type]
+
+    def answers() -> torch.Tensor:
+        examples = labelled(sources, ("a", "b"), size=32, interpolation="bicubic", root=Path())
+        with torch.no_grad():
+            return towers.image(towers.preprocess.normalise(examples.images()))
+
+    with remembered(Memory(tmp_path / "memory.npz")):
+        told = answers()
+    torch.testing.assert_close(told, answers(), rtol=1e-3, atol=1e-4)
+
+
+class Pretender(torch.nn.Module):
+    """An untrained image network with the evaluation view that goes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.image = EfficientNetLite0().eval()
+        self.preprocess = Preprocess(32, (127 / 255,) * 3, (128 / 255,) * 3)
 
 
 def test_towers_of_tables_find_every_row() -> None:
