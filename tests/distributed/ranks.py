@@ -36,8 +36,9 @@ from tests.helpers import made_up_round
 
 STEPS = 20
 METHODS: dict[str, Any] = {
-    "holdfast": HoldfastConfig(beta=50.0),
-    "holdfast paired": HoldfastConfig(beta=50.0, views="paired", slack=1.0),
+    "holdfast": HoldfastConfig(),
+    "holdfast published": HoldfastConfig(form="published", beta=50.0),
+    "holdfast paired": HoldfastConfig(form="published", beta=50.0, views="paired", slack=1.0),
     "rm": RmConfig(),
     "finetune": FinetuneConfig(),
     "flyp": FlypConfig(),

@@ -107,7 +107,7 @@ def run_of_the_loop(**changes: Any) -> dict[str, Tensor]:
     old = Classifier(load_towers("tiny", None, seed=1).double(), data.tasks.classes, data.tasks.prompts, 0.05)
     new = old.copy()
     new.begin_round(4, 0)
-    method = Holdfast(new, HoldfastConfig(beta=50.0, views="paired"), 6)
+    method = Holdfast(new, HoldfastConfig(beta=50.0), 6)
     method.prepare(old.requires_grad_(False), data)
     # Algorithm 1 to the letter: AdamW divides a gradient by its own size, and at the start, where old and new agree,
     # the heads' gradient is nothing but rounding.
@@ -135,7 +135,7 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str) -> tu
     new = old.copy()
     new.towers.freeze(image=frozen != "text", text=frozen != "image")
     new.begin_round(4, 0)
-    method = Holdfast(new, HoldfastConfig(beta=50.0), 6)
+    method = Holdfast(new, HoldfastConfig(form="published", beta=50.0), 6)
     method.prepare(old.requires_grad_(False), data)
     shown = 0
     image_features = new.towers.image_features

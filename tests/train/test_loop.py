@@ -43,7 +43,7 @@ def ready(data: RoundData, seed: int = 0, steps: int = 6, **method: Any) -> Meth
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, 0.05).frozen_copy()
     new = old.copy().requires_grad_(True)
     new.begin_round(4, seed)
-    built = build_method(new, HoldfastConfig(**method), steps)
+    built = build_method(new, HoldfastConfig(form="published", **method), steps)
     built.prepare(old, data)
     return built
 

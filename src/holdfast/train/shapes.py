@@ -103,7 +103,7 @@ def made_up_run(
     shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool
 ) -> tuple[Method, Plan]:
     """The method over random weights, ready to be measured."""
-    method_config = HoldfastConfig(views="paired" if paired else "clean")
+    method_config = HoldfastConfig(form="published", views="paired" if paired else "clean")
     towers = load_towers(shape.architecture, None, seed=0)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
