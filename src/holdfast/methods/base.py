@@ -114,7 +114,8 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
 
     Towers that are frozen for the whole run have said what they say already: see :mod:`holdfast.train.frozen`.
     """
-    texts = beside(batch.target_index.device, lambda: _texts(model, batch))
+    fast = model.towers.has_fast_path  # other towers were not tried on two streams
+    texts = beside(batch.target_index.device, lambda: _texts(model, batch), on_its_own=fast)
     if batch.cached_images is None:
         counts = [len(batch.target_images), len(batch.negative_images), len(batch.protected_images)]
         images = model.image_features(torch.cat([batch.target_images, batch.negative_images, batch.protected_images]))

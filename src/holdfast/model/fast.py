@@ -96,12 +96,12 @@ def active() -> Working | None:
 Returned = TypeVar("Returned", bound=tuple[Tensor, ...])
 
 
-def beside(device: torch.device, function: Callable[[], Returned]) -> Callable[[], Returned]:
+def beside(device: torch.device, function: Callable[[], Returned], *, on_its_own: bool) -> Callable[[], Returned]:
     """Begin on a second stream of the GPU, beside what follows; a call of what comes back waits for it.
 
     Autograd runs the backward pass of an operation on its stream, so that one runs beside the other, too.
     """
-    if device.type != "cuda" or active() is None:
+    if device.type != "cuda" or active() is None or not on_its_own:
         value = function()
         return lambda: value
     side = stream_for(device, "texts")
