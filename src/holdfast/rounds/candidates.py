@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,3 +114,15 @@ def blocking_task(points: Iterable[tuple[str, Comparison]]) -> str | None:
     near = [one for one in bold if one.target_gain >= 0.8 * most]
     gentlest = max(near, key=lambda one: one.dev_safety)
     return gentlest.worst_task if gentlest.dev_safety < 0 else None
+
+
+def confused_with(target: str, labels: Sequence[str], predictions: Sequence[str]) -> str | None:
+    """The class that most of the target's wrong images are taken for, where it is most of them.
+
+    Where training could not gain anything at all, this is who stands in the way: to the model they look alike.
+    """
+    wrong = Counter(said for label, said in zip(labels, predictions, strict=True) if label == target != said)
+    if not wrong:
+        return None
+    name, count = wrong.most_common(1)[0]
+    return name if 2 * count > wrong.total() else None

@@ -33,7 +33,7 @@ from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
-from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
+from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.rounds.decide import FIRST, Decision, decide, write_certificate_of
 from holdfast.rounds.served import Served, load_served, relabelled
 from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
@@ -219,7 +219,7 @@ class _Round:
         shipped = self._model_at(decision.shipped) if decision.shipped else None
         test = self._score_test(shipped)
         points = [*looks, *((one.name, one.dev) for one in candidates)]
-        result = RoundResult(self.folder, decision, candidates, test, blocking_task(points))
+        result = RoundResult(self.folder, decision, candidates, test, blocking_task(points) or self._confused(looks))
         if self.runtime.is_main:
             self._save(shipped or self.ready.used or self.ready.old, self.folder.model)
             write_json(
@@ -243,6 +243,14 @@ class _Round:
                 write_certificate_of(self.folder, decision)
         self._write_state("done")
         return result
+
+    def _confused(self, looks: list[tuple[str, Comparison]]) -> str | None:
+        """Who the target's images are taken for, where no look gained anything on it."""
+        if any(one.target_gain > 0 for _, one in looks):
+            return None
+        table = self._dev_predictions(looks[-1][0])
+        found = confused_with(self.data.tasks.target, table["label"].to_pylist(), table["prediction"].to_pylist())
+        return found if found in self.data.tasks.protected else None
 
     def _looks(self) -> list[str]:
         """Every evaluation of the run, whether its weights were kept or not."""
