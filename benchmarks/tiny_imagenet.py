@@ -7,7 +7,8 @@
 ``prepare`` unpacks the pictures, shares the test images out between sealed and test, leaves out training pictures that
 are nearly held-out ones, asks the frozen EfficientNet-lite0 about every picture once, and tunes the base model: adapter
 and W, on the ``base`` images of every class but the target. ``run`` calls what `holdfast develop` calls, once a method
-and seed, and scores every candidate on test images afterwards; no choice depends on those.
+and seed, and scores every candidate on test images afterwards; no choice depends on those. ``singular`` prints the
+smallest singular value of the constraints' gradients at the start of a round.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from holdfast.data.prompts import class_prompts
 from holdfast.data.roles import assign
 from holdfast.data.sources import catalogue
 from holdfast.data.tasks import LabelledSet, Role
+from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
@@ -406,6 +408,41 @@ def say(record: dict[str, Any]) -> None:
         print("   ", json.dumps(one), flush=True)
 
 
+def singular(folder: Path, out: Path, rank: int, images: int) -> None:
+    """Smallest singular value of the 199 constraints' gradients at the start: adapter and W, with heads and without."""
+    torch.set_num_threads(1)
+    with remembered(Memory(folder / MEMORY)):
+        old = load_model(folder / BASE)
+        protected = [name for name in old.classes if name != TARGET]
+        classes = (*protected, TARGET)
+        model = old.with_classes(classes, class_prompts(classes, (TEMPLATE,), {})).requires_grad_(False)
+        towers = model.towers
+        shared = [one.requires_grad_(True) for one in (*towers.adapter.parameters(), towers.weight)]
+        added = model.begin_round(rank, 0)
+        examples = pictures(folder, list(classes), [Role.CONSTRAINT])
+        first = np.concatenate([examples.of_class(k)[:images] for k in range(len(protected))])
+        few = LabelledSet(
+            examples.pixels, examples.rows[first], examples.labels[first], tuple(examples.ids[p] for p in first)
+        )
+        losses = [class_loss(model, few, k) for k in range(len(protected))]
+        found = gradient_grams(losses, {"shared": shared, "heads": [added.U, added.V]})
+    result = {
+        **machine(),
+        "commit": commit(),
+        "tasks": len(protected),
+        "images_per_task": images,
+        "head_rank": rank,
+        "smallest_singular_value": smallest_singular_value(found.gram()),
+        "smallest_singular_value_without_heads": smallest_singular_value(found.gram("shared")),
+        "smallest_singular_value_of_heads_alone": smallest_singular_value(found.gram("heads")),
+        "median_gradient_length": {
+            name: float(np.median(np.sqrt(np.diag(found.gram(name))))) for name in ("shared", "heads")
+        },
+    }
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -418,9 +455,16 @@ def main() -> None:
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--seeds", type=int, default=3)
     two.add_argument("--methods", nargs="+", default=list(SETTINGS))
+    three = commands.add_parser("singular")
+    three.add_argument("folder", type=Path)
+    three.add_argument("--out", type=Path, required=True)
+    three.add_argument("--rank", type=int, default=8)
+    three.add_argument("--images", type=int, default=20)
     arguments = parser.parse_args()
     if arguments.command == "prepare":
         prepare(arguments.data, arguments.aligned, arguments.out)
+    elif arguments.command == "singular":
+        singular(arguments.folder, arguments.out, arguments.rank, arguments.images)
     else:
         run(arguments.folder.resolve(), arguments.out, arguments.seeds, arguments.methods)
 
