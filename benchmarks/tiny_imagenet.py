@@ -8,7 +8,7 @@
 are nearly held-out ones, asks the frozen EfficientNet-lite0 about every picture once, and tunes the base model: adapter
 and W, on the ``base`` images of every class but the target. ``run`` calls what `holdfast develop` calls, once a method
 and seed, and scores every candidate on test images afterwards; no choice depends on those. ``singular`` prints the
-smallest singular value of the constraints' gradients at the start of a round.
+smallest singular value of the constraints' gradients at the start of a round; ``which`` takes two settings apart.
 """
 
 from __future__ import annotations
@@ -408,6 +408,18 @@ def say(record: dict[str, Any]) -> None:
         print("   ", json.dumps(one), flush=True)
 
 
+def which(folder: Path, out: Path) -> None:
+    """What kept the scene settings from learning: the margin and the weight of the target objective, each alone."""
+    torch.set_num_threads(1)
+    changes = {"margin 1 alone": {"margin": 1.0}, "contrast 1 alone": {"contrast": 1.0}}
+    runs = []
+    with remembered(Memory(folder / MEMORY)):
+        for name, change in changes.items():
+            runs.append(run_one(folder, name, {**DEFAULT, **change}, RATES[0], CHOSEN_AT, look=False))
+            say(runs[-1])
+    out.write_text(json.dumps({**machine(), "commit": commit(), "target": TARGET, "train": TRAIN, "runs": runs}))
+
+
 def singular(folder: Path, out: Path, rank: int, images: int) -> None:
     """Smallest singular value of the 199 constraints' gradients at the start: adapter and W, with heads and without."""
     torch.set_num_threads(1)
@@ -460,11 +472,16 @@ def main() -> None:
     three.add_argument("--out", type=Path, required=True)
     three.add_argument("--rank", type=int, default=8)
     three.add_argument("--images", type=int, default=20)
+    four = commands.add_parser("which")
+    four.add_argument("folder", type=Path)
+    four.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.command == "prepare":
         prepare(arguments.data, arguments.aligned, arguments.out)
     elif arguments.command == "singular":
         singular(arguments.folder, arguments.out, arguments.rank, arguments.images)
+    elif arguments.command == "which":
+        which(arguments.folder.resolve(), arguments.out)
     else:
         run(arguments.folder.resolve(), arguments.out, arguments.seeds, arguments.methods)
 
