@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from holdfast.artifacts import RunFolder
 from holdfast.config import TrainConfig
@@ -32,6 +34,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.clip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train.loop import Plan, train
+from holdfast.train.shard import place
 from tests.helpers import made_up_round
 
 STEPS = 20
@@ -39,6 +42,7 @@ METHODS: dict[str, Any] = {
     "holdfast": HoldfastConfig(),
     "holdfast published": HoldfastConfig(form="published", beta=50.0),
     "holdfast paired": HoldfastConfig(form="published", beta=50.0, views="paired", slack=1.0),
+    "holdfast fast": HoldfastConfig(form="published", beta=50.0),
     "rm": RmConfig(),
     "finetune": FinetuneConfig(),
     "flyp": FlypConfig(),
@@ -46,6 +50,12 @@ METHODS: dict[str, Any] = {
     "gem": GemConfig(),
     "co2l": Co2lConfig(),
     "der": DerConfig(beta=1.0),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    # Old and new agree at the start, so that the heads' first gradient is rounding, which AdamW would scale up to a
+    # whole step. Algorithm 1's own update leaves it as small as it is, and does not hide how long a gradient is.
+    "holdfast paired": {"optimizer": "plain", "learning_rate": 1e-2, "clip_norm": 0.5},
+    "holdfast fast": {"towers": "fast", "checkpoint_activations": True},
 }
 
 
@@ -62,6 +72,8 @@ def method_of(name: str, data: RoundData) -> Method:
     built = build_method(new, METHODS[name], STEPS)
     for part, parameter in new.towers.named_parameters():
         parameter.requires_grad_("token_embedding" not in part and "logit_scale" not in part)
+    if SETTINGS.get(name, {}).get("checkpoint_activations"):
+        new.towers.checkpoint_activations()
     if built.linear:
         for parameter in new.towers.text_parameters():
             parameter.requires_grad_(False)
@@ -73,10 +85,6 @@ def method_of(name: str, data: RoundData) -> Method:
 
 
 def plan_of(name: str, **changes: Any) -> Plan:
-    if name == "holdfast paired":
-        # Old and new agree at the start, so that the heads' first gradient is rounding, which AdamW would scale up to
-        # a whole step. Algorithm 1's own update leaves it as small as it is.
-        changes = {"optimizer": "plain", "learning_rate": 1e-2} | changes
     settings: dict[str, Any] = {
         "steps": STEPS,
         "batch": 10,
@@ -89,7 +97,7 @@ def plan_of(name: str, **changes: Any) -> Plan:
         "device": "cpu",
         "precision": "float64",
     }
-    config = TrainConfig(**(settings | changes))
+    config = TrainConfig(**(settings | SETTINGS.get(name, {}) | changes))
     views = ViewSettings(True, getattr(METHODS[name], "views", "clean"), (0.7, 1.0), True)
     return Plan(config, views, 0, "sha256:test", evaluate_every=1)
 
@@ -101,29 +109,47 @@ def run(
     data = round_data()
     method = method_of(name, data)
 
-    def look(done: int, _method: Method) -> dict[str, Any]:
+    def look(done: int, method: Method) -> dict[str, Any]:
         if done == die_after and runtime.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return {}
+        assert all(type(one) is nn.Parameter for one in method.model.parameters())  # whole, sharded or not
+        return {"checksum": sum(float(one.detach().sum()) for one in method.model.parameters())}
 
     run_folder = None if folder is None else RunFolder(folder)
     train(method, data, plan_of(name, **changes), runtime, run_folder, look)
     return method
 
 
-def one_rank(
-    rank: int, world: int, meeting: str, out: str, names: list[str], folder: str | None, options: dict[str, Any]
-) -> None:
-    """What a spawned process does: meet the others, run, save the result (or the error's text)."""
+def held(name: str, runtime: Runtime) -> tuple[int, int, int]:
+    """How many weights there are; how many of them this rank holds in shards, and how many in the model itself."""
+    method = method_of(name, round_data())
+    model = method.model
+    everything = sum(one.numel() for one in model.parameters())
+    place(method, plan_of(name, shard="full").config, runtime)
+    parts = [one.to_local() if isinstance(one, DTensor) else one for one in method.parameters()]
+    return everything, sum(one.numel() for one in parts), sum(one.numel() for one in model.parameters())
+
+
+def meet(rank: int, world: int, meeting: str) -> Runtime:
+    """Join the others."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
-    runtime = Runtime(torch.device("cpu"), rank, world)
-    place = Path(folder) if folder else None
+    return Runtime(torch.device("cpu"), rank, world)
+
+
+def one_rank(
+    rank: int, world: int, meeting: str, out: str, names: list[str], folder: str | None, options: dict[str, Any]
+) -> None:
+    """What a spawned process does: meet the others, run, save the result (or the error's text)."""
+    runtime = meet(rank, world, meeting)
+    where = Path(folder) if folder else None
     try:
-        states = {name: run(name, runtime, place, **options).state_dict() for name in names}
+        states = {name: run(name, runtime, where, **options).state_dict() for name in names}
         torch.save(states, Path(out) / f"{rank}.pt")
+        if options.get("shard") == "full":
+            torch.save(held(names[0], runtime), Path(out) / f"{rank}-held.pt")
     except TrainingError as error:
         (Path(out) / f"{rank}.txt").write_text(error.text())
         os._exit(1)  # the process group is broken; leaving it in order would wait for the dead

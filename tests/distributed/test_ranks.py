@@ -39,8 +39,8 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-10, equal_nan=True, msg=key)
 
 
-def compare(tmp_path: Path, names: list[str], world: int) -> None:
-    ranks = together(tmp_path, names, world)
+def compare(tmp_path: Path, names: list[str], world: int, **options: Any) -> None:
+    ranks = together(tmp_path, names, world, **options)
     for name in names:
         method = run(name, ALONE)
         untouched = {key: value.clone() for key, value in method.old.state_dict().items()}

@@ -31,7 +31,11 @@ def develop(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed than the file's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps than the file's.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; with --resume too.")] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="none, or full: each rank holds a part of the weights (torchrun); with --resume too."),
+    ] = None,
     as_published: Annotated[
         bool, typer.Option("--as-published", help="The method in the paper's form, whatever [method] says of it.")
     ] = False,
@@ -70,11 +74,12 @@ def develop(
             config = config.model_copy(update={"seed": seed})
         if as_published:
             config = config.model_copy(update={"method": _published(config.method)})
-        train = {"steps": steps, "device": device}
-        train = {name: value for name, value in train.items() if value is not None}
-        if train:
-            values = {**config.train.model_dump(), **train}
-            config = config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
+    # Where a run goes on changes no number; how long it is belongs to the round.
+    said = {"device": device, "shard": shard, "steps": None if resume else steps}
+    train = {name: value for name, value in said.items() if value is not None}
+    if train:
+        values = {**config.train.model_dump(), **train}
+        config = config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
     if project is not None and round_file is not None:
         from holdfast.rounds.lineage import Project
         from holdfast.rounds.next_round import develop_in

@@ -75,6 +75,9 @@ class TrainConfig(Config):
     fast, compiled towers. What cannot be recorded runs as usual, after a warning."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    shard: Literal["none", "full"] = "none"
+    """`full`: each rank holds a part of the weights, gradients and optimizer state (FSDP2), for towers that do not fit.
+    Changes no result; a run may be resumed with and without it. One rank has nothing to share out."""
     augment: bool = True
     """Random views of target pairs and negatives."""
     crop_scale: tuple[float, float] = (0.7, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -46,6 +46,14 @@ class Phase:
     parameters: tuple[nn.Parameter, ...] | None = None  # None: every parameter that requires a gradient
 
 
+Total = Callable[[Tensor], Tensor]
+
+
+def as_it_is(sums: Tensor) -> Tensor:
+    """Nothing to add: this rank sees every entry."""
+    return sums
+
+
 class Method(nn.Module):
     """Base of all methods. Subclasses set up their state in :meth:`prepare` and write one :meth:`forward`."""
 
@@ -72,8 +80,12 @@ class Method(nn.Module):
         """Losses of one step."""
         raise NotImplementedError
 
-    def adjust_gradients(self, gradient: Tensor, task_gradients: Tensor) -> Tensor:
-        """A replacement for the flat gradient [p], given the tasks' gradients [m, p]."""
+    def adjust_gradients(self, gradient: Tensor, task_gradients: Tensor, total: Total = as_it_is) -> Tensor:
+        """A replacement for the flat gradient [p], given the tasks' gradients [m, p].
+
+        Where weights are sharded, a rank sees its part of the p entries: what is summed over entries (an inner product)
+        goes through ``total``, which adds the ranks' sums.
+        """
         raise NotImplementedError
 
     def phases(self) -> tuple[Phase, ...]:

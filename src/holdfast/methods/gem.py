@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdfast.config.methods import GemConfig
 from holdfast.data.tasks import Batch
-from holdfast.methods.base import StepOutput
+from holdfast.methods.base import StepOutput, Total, as_it_is
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means
 from holdfast.model.classifier import Classifier
 
@@ -36,9 +36,9 @@ class Gem(LinearMethod):
         means = task_means(self.losses(protected, batch.protected_task), batch.protected_task, self.num_protected)
         return StepOutput({"target": loss}, {"objective": value}, {"loss": means.mean}, task_losses=means.share)
 
-    def adjust_gradients(self, gradient: Tensor, task_gradients: Tensor) -> Tensor:
+    def adjust_gradients(self, gradient: Tensor, task_gradients: Tensor, total: Total = as_it_is) -> Tensor:
         """g, or g + G'v where some task's loss would rise: [p], [m, p] -> [p]."""
-        gram = gram_matrix(gradient, task_gradients)
+        gram = gram_matrix(gradient, task_gradients, total)
         if (gram[:-1, -1] >= 0).all():
             return gradient
         # A task that was not sampled has no gradient. In the Gram matrix's root its column is rounding error, which the
@@ -49,19 +49,21 @@ class Gem(LinearMethod):
         return gradient + torch.from_numpy(weight).to(gradient) @ task_gradients
 
 
-def gram_matrix(gradient: Tensor, task_gradients: Tensor, chunk: int = 1 << 18) -> np.ndarray:
+def gram_matrix(
+    gradient: Tensor, task_gradients: Tensor, total: Total = as_it_is, *, chunk: int = 1 << 18
+) -> np.ndarray:
     """Inner products of the rows of G and, last, g: [m+1, m+1] in float64, whatever the gradients are in.
 
     Nearly dependent gradients differ in their last digits, so the sums are made in float64, a piece of the parameters
     at a time: no second copy of G.
     """
     size = len(task_gradients) + 1
-    total = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
+    products = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
     for start in range(0, gradient.numel(), chunk):
         piece = slice(start, start + chunk)
         rows = torch.cat([task_gradients[:, piece], gradient[None, piece]]).double()
-        total += rows @ rows.T
-    return total.cpu().numpy()
+        products += rows @ rows.T
+    return total(products).cpu().numpy()
 
 
 def task_weights(gram: np.ndarray, gamma: float) -> np.ndarray:

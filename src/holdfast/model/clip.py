@@ -87,6 +87,7 @@ class OpenClipTowers(TwoTowers):
         self.preprocess = preprocess
         self.model = _create(config) if model is None else model
         SteadyAttention.replace_in(self.model)
+        fast.OpenBlock.replace_in(self.model)
         self.embed_dim = int(config["embed_dim"])
         self._take_projection()
         for parameter in self._unused():

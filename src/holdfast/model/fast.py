@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from holdfast.data.rows import TextRows
 from holdfast.model import fused
@@ -43,6 +44,7 @@ class Working:
     dtype: torch.dtype
     compiled: bool = False
     fused: bool = False  # blocks by holdfast.model.fused, where they are what it is written for
+    beside: bool = True  # on a GPU, texts and pictures each on a stream of their own
 
     @cached_property
     def block(self) -> Callable[..., Tensor]:
@@ -101,7 +103,8 @@ def beside(device: torch.device, function: Callable[[], Returned], *, on_its_own
 
     Autograd runs the backward pass of an operation on its stream, so that one runs beside the other, too.
     """
-    if device.type != "cuda" or active() is None or not on_its_own:
+    how = active()
+    if device.type != "cuda" or how is None or not how.beside or not on_its_own:
         value = function()
         return lambda: value
     side = stream_for(device, "texts")
@@ -159,6 +162,29 @@ def _time_attention(backend: SDPBackend, shape: tuple[int, ...], dtype: torch.dt
         return start.elapsed_time(stop)
 
 
+class OpenBlock(ResidualAttentionBlock):
+    """A block that computes what it is asked to, inside its own call.
+
+    The fast path reads a block's weights and does not use its forward pass. Called through the module all the same,
+    the hooks on it fire: sharded weights (:mod:`holdfast.train.shard`) are gathered before and let go after.
+    """
+
+    @override
+    def forward(
+        self, q_x: Tensor, *args: Any, by: Callable[[Tensor, Weights], Tensor] | None = None, **options: Any
+    ) -> Tensor:
+        if by is not None:
+            return by(q_x, _block_weights(self))
+        return super().forward(q_x, *args, **options)
+
+    @classmethod
+    def replace_in(cls, model: nn.Module) -> None:
+        """Give the plain blocks of a model this call; their weights, names and arithmetic stay."""
+        for module in model.modules():
+            if type(module) is ResidualAttentionBlock:
+                module.__class__ = cls
+
+
 # -- which towers can -------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +211,7 @@ def _plain_blocks(transformer: Any) -> bool:
 
 def _plain_block(block: Any) -> bool:
     return (
-        type(block) is ResidualAttentionBlock
+        type(block) is OpenBlock
         and isinstance(block.ls_1, nn.Identity)
         and isinstance(block.ls_2, nn.Identity)
         and not hasattr(block, "ln_1_kv")
@@ -298,12 +324,17 @@ def _blocks(
     with attention_kernels(values, heads, plain=mask is None and not causal and bool(inner)):
         for block in inner:
             settings = (mask, block.attn.num_heads, causal, _activation(block), block.ln_1.eps, block.ln_2.eps)
-            if transformer.grad_checkpointing and torch.is_grad_enabled():
-                values = checkpoint(how.block, values, _block_weights(block), *settings, use_reentrant=False)
-            else:
-                values = how.block(values, _block_weights(block), *settings)
-    settings = (heads, _activation(last), last.ln_1.eps, last.ln_2.eps)
-    return how.last_block(values, at, hidden, _block_weights(last), *settings, carried)
+            again = transformer.grad_checkpointing and torch.is_grad_enabled()
+            values = block(values, by=partial(_inner_block, how, again, settings))
+    settings = (heads, _activation(last), last.ln_1.eps, last.ln_2.eps, carried)
+    return last(values, by=lambda values, weights: how.last_block(values, at, hidden, weights, *settings))
+
+
+def _inner_block(how: Working, again: bool, settings: tuple[Any, ...], values: Tensor, weights: Weights) -> Tensor:
+    """A whole block; ``again``: its activations are computed once more in the backward pass."""
+    if again:
+        return checkpoint(how.block, values, weights, *settings, use_reentrant=False)
+    return how.block(values, weights, *settings)
 
 
 def _block_weights(block: Any) -> Weights:

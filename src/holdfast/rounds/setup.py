@@ -137,7 +137,7 @@ def _choose_trainable(method: Method, config: RoundConfig) -> None:
 def _fingerprint(config: Config, data: str, parent: str) -> str:
     """What a checkpoint is tied to. Settings that change no number (logging, saving) are left out."""
     values = config.model_dump(mode="json")
-    for name in ("log_every", "checkpoint_every", "keep_checkpoints", "device"):
+    for name in ("log_every", "checkpoint_every", "keep_checkpoints", "device", "shard"):
         values["train"].pop(name, None)
     return fingerprint_json({"config": values, "data": data, "parent": parent})
 

@@ -35,7 +35,9 @@ def arithmetic(config: TrainConfig, device: torch.device, *, compiled: bool = Tr
     """
     dtype = working_dtype(config, device)
     compiled = compiled and config.compile and device.type == "cuda"
-    fused = config.compile and device.type == "cuda"
-    how = Working(dtype, compiled, fused) if fast_towers(config, device) else None
+    # Sharded weights are there while their block is called, on the stream that called it.
+    sharded = config.shard == "full"
+    fused = config.compile and device.type == "cuda" and not sharded
+    how = Working(dtype, compiled, fused, beside=not sharded) if fast_towers(config, device) else None
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16), working(how):
         yield

@@ -47,6 +47,12 @@ def _all(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.pt") if _NAME.fullmatch(path.name))
 
 
+def newest(folder: Path) -> int | None:
+    """Step of the newest checkpoint there is."""
+    names = [_NAME.fullmatch(path.name) for path in _all(folder)]
+    return max((int(name[1]) for name in names if name), default=None)
+
+
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint; a truncated or foreign file is a :class:`UserError`."""
     try:

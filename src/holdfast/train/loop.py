@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.artifacts import RunFolder
 from holdfast.config import TrainConfig
@@ -27,6 +26,7 @@ from holdfast.train.frozen import frozen_features
 from holdfast.train.graphs import Steps
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, place_learning_rates, set_learning_rate
+from holdfast.train.shard import place
 
 
 class Progress(Protocol):
@@ -142,14 +142,9 @@ class _Run:
             images=frozen.images,
             texts=frozen.texts,
         )
-        named = [(name, one) for name, one in method.named_parameters() if one.requires_grad]
-        self.parameters = [one for _, one in named]
-        self.optimizer = build_optimizer(config, named, runtime.device)
-        self.module: nn.Module = method
-        if runtime.world > 1:
-            self.module = DistributedDataParallel(
-                method, broadcast_buffers=False, find_unused_parameters=len(method.phases()) > 1
-            )
+        self.weights = place(method, config, runtime)
+        self.module, self.parameters = self.weights.module, self.weights.parameters
+        self.optimizer = build_optimizer(config, self.weights.named, runtime.device)
         self.phase_starts = _phase_starts(method, config.steps)
         self.step = torch.zeros((), dtype=torch.long, device=runtime.device)  # that is being taken
         self.first_bad = torch.full_like(self.step, -1)  # first step that was not finite
@@ -164,7 +159,8 @@ class _Run:
 
     def _records(self) -> bool:
         """Whether steps are recorded and played back: where nothing of a step is decided on the host."""
-        wanted, here = self.config.graphs, self.runtime.device.type == "cuda" and self.runtime.world == 1
+        alone = self.runtime.world == 1 and not self.weights.sharded
+        wanted, here = self.config.graphs, self.runtime.device.type == "cuda" and alone
         if wanted == "auto":
             fast = fast_towers(self.config, self.runtime.device) and self.method.model.towers.has_fast_path
             wanted = self.method.recordable and fast and self.config.compile
@@ -199,6 +195,7 @@ class _Run:
                 if stop and not last:
                     raise self._interruption(done, interruption)
                 self.lap("logging")
+            self.weights.end()
         except RuntimeError as error:
             if not rank_was_lost(error):
                 raise
@@ -227,7 +224,7 @@ class _Run:
         self._backward(output)
         shares = self._shares(measured, output) if measured else {}
         lap("backward")
-        norm = nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
+        norm = self.weights.norm()
         if self.config.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip_norm, norm)
         finite = self._note_finite(output, norm)
@@ -257,33 +254,25 @@ class _Run:
         if not self.method.needs_task_gradients or output.task_losses is None:
             output.surrogate.backward()
             return
-        rows = [self._flat_gradient(loss) for loss in output.task_losses]  # before backward frees the graph
+        rows = [self.weights.gradient_of(loss) for loss in output.task_losses]  # before backward frees the graph
         output.surrogate.backward()
-        own = torch.cat([_or_zeros(one.grad, one).flatten() for one in self.parameters])
-        adjusted = self.method.adjust_gradients(own, torch.stack(rows))
-        for one, part in zip(self.parameters, adjusted.split([p.numel() for p in self.parameters]), strict=True):
-            one.grad = part.view_as(one)
-
-    def _flat_gradient(self, loss: Tensor) -> Tensor:
-        """Gradient of one term over all ranks, flat, without touching ``.grad``."""
-        gradients = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-        flat = torch.cat([_or_zeros(g, one).flatten() for g, one in zip(gradients, self.parameters, strict=True)])
-        return sum_over_ranks(flat) / self.runtime.world
+        own = self.weights.gradient()
+        self.weights.put_gradient(self.method.adjust_gradients(own, torch.stack(rows), self.weights.total))
 
     def _all_but_one(self, output: StepOutput) -> dict[str, Tensor]:
         """Gradients of the parts, flat, without the last: that one is what is left of their sum."""
         return {
-            name: self._flat_gradient(part) if part.requires_grad else torch.zeros_like(part)
+            name: self.weights.gradient_of(part) if part.requires_grad else torch.zeros_like(part)
             for name, part in list(output.parts.items())[:-1]
         }
 
     def _shares(self, measured: dict[str, Tensor], output: StepOutput) -> dict[str, Tensor]:
         """Each part's share of the gradient's length."""
-        last = torch.cat([_or_zeros(one.grad, one).flatten() for one in self.parameters])
+        last = self.weights.gradient()
         for gradient in measured.values():
             last = last - gradient
-        norms = {name: gradient.norm() for name, gradient in measured.items()}
-        norms[list(output.parts)[-1]] = last.norm()
+        each = {**measured, list(output.parts)[-1]: last}
+        norms = {name: self.weights.total(gradient.square().sum()).sqrt() for name, gradient in each.items()}
         total = torch.stack(tuple(norms.values())).sum().clamp(min=1e-30)
         return {name: norm / total for name, norm in norms.items()}
 
@@ -343,7 +332,8 @@ class _Run:
     def _evaluate(self, done: int) -> None:
         if self.evaluate is None:
             return
-        record = self.evaluate(done, self.method)
+        with self.weights.looked_at() as method:
+            record = self.evaluate(done, method)
         self.metrics.write({"step": done, "evaluation": record})
         if self.progress:
             self.progress.evaluated(done, record)
@@ -351,19 +341,17 @@ class _Run:
     # -- stopping and going on --------------------------------------------------------------------------------------
 
     def _checkpoint(self, done: int) -> None:
-        if self.folder is None or not self.runtime.is_main:
+        state = None if self.folder is None else self.weights.state(self.optimizer)
+        if self.folder is None or state is None:
             return
-        state = checkpoints.Checkpoint(
-            done, self.method.state_dict(), self.optimizer.state_dict(), self.metrics.size(), self.plan.fingerprint
-        )
-        checkpoints.save(self.folder.checkpoints, state, self.config.keep_checkpoints)
+        content = checkpoints.Checkpoint(done, *state, self.metrics.size(), self.plan.fingerprint)
+        checkpoints.save(self.folder.checkpoints, content, self.config.keep_checkpoints)
 
     def _resume(self) -> tuple[int, int]:
         found = checkpoints.latest(self.folder.checkpoints, self.plan.fingerprint) if self.folder else None
         if found is None:
             return 0, 0
-        self.method.load_state_dict(found.method)
-        self.optimizer.load_state_dict(found.optimizer)
+        self.weights.load(self.optimizer, found.method, found.optimizer)
         place_learning_rates(self.optimizer, self.runtime.device)
         return found.step, found.metrics_bytes
 
@@ -382,7 +370,12 @@ class _Run:
     def _lost_rank(self, done: int) -> TrainingError:
         """Another rank died while this one waited for it. Weights and averages are those after step ``done``."""
         kept = "the ranks that are left wrote no checkpoint"
-        if self.folder is not None and self.runtime.is_main:
+        if self.weights.sharded:
+            last = checkpoints.newest(self.folder.checkpoints) if self.folder else None
+            kept = "its part of the weights went with it, and " + (
+                "there is no checkpoint yet" if last is None else f"the last checkpoint is that of step {last}"
+            )
+        elif self.folder is not None and self.runtime.is_main:
             self._checkpoint(done)
             kept = f"a checkpoint was written after step {done}"
         return TrainingError(
@@ -400,10 +393,6 @@ class _Run:
             signal_number=interruption.signal_number or signal.SIGTERM,
             do=f"go on with: holdfast develop --resume {self.folder.root}" if self.folder else "",
         )
-
-
-def _or_zeros(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if gradient is None else gradient
 
 
 def _phase_starts(method: Method, steps: int) -> list[int]:

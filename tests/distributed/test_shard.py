@@ -1,0 +1,183 @@
+"""Sharded weights (FSDP2): two ranks with a half each are one rank, and what they leave behind is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.artifacts import RunFolder, read_jsonl
+from holdfast.data.loaders import BatchMaker, RoundSampler
+from holdfast.errors import UserError
+from holdfast.model.clip import load_towers
+from holdfast.runtime import Runtime
+from holdfast.train import checkpoint as checkpoints
+from holdfast.train.loop import batch_sizes
+from holdfast.train.optim import build_optimizer
+from holdfast.train.shard import Sharded, blocks, place
+from tests.distributed.ranks import METHODS, STEPS, meet, method_of, plan_of, round_data, run
+from tests.distributed.test_ranks import ALONE, assert_same, compare, together
+
+DEFAULT = ["holdfast fast", "rm"]
+
+
+def test_two_ranks_with_half_the_weights_each_are_one_after_twenty_steps(tmp_path: Path) -> None:
+    compare(tmp_path, DEFAULT, world=2, shard="full")
+    counts = [torch.load(tmp_path / f"{rank}-held.pt", weights_only=True) for rank in range(2)]
+    for everything, held, left in counts:
+        assert held == pytest.approx(everything / 2, rel=0.01)
+        assert left == 0  # of the model itself, while its shards are trained
+    assert sum(held for _, held, _ in counts) == counts[0][0] + 1  # the logit scale, a number, is on both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in DEFAULT])
+def test_two_ranks_with_half_the_weights_each_are_one_for_every_method(tmp_path: Path, name: str) -> None:
+    compare(tmp_path, [name], world=2, shard="full")
+
+
+def test_a_killed_rank_takes_its_shard_with_it_and_one_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    together(tmp_path, ["holdfast"], folder=folder.root, check=False, die_after=11, shard="full")
+    message = (tmp_path / "0.txt").read_text()
+    assert "another rank was lost after step 11 of 20; its part of the weights went with it" in message
+    assert "the last checkpoint is that of step 8" in message
+    assert f"--resume {folder.root}" in message
+    found = checkpoints.latest(folder.checkpoints, "sha256:test")
+    assert found is not None
+    assert found.step == 8
+    assert not any(isinstance(value, DTensor) for value in found.method.values())
+    finished = run("holdfast", ALONE, folder.root)  # alone, and not sharded
+    alone = RunFolder.create(tmp_path / "alone")
+    assert_same(finished.state_dict(), run("holdfast", ALONE, alone.root).state_dict())
+    # What was looked at on the way, by two ranks up to step 8, was the whole model.
+    seen, expected = (
+        [record["evaluation"]["checksum"] for record in read_jsonl(one.metrics) if "evaluation" in record]
+        for one in (folder, alone)
+    )
+    assert len(seen) == STEPS
+    assert seen == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.slow
+def test_a_run_begun_alone_goes_on_with_three_shards_and_ends_alone(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+
+    def keep_first(of: int) -> None:
+        for path in sorted(folder.checkpoints.glob("step-*.pt"))[of:]:
+            path.unlink()
+
+    whole = run("holdfast", ALONE, folder.root, keep_checkpoints=9)
+    keep_first(1)
+    assert checkpoints.newest(folder.checkpoints) == 8
+    for there in together(tmp_path, ["holdfast"], world=3, folder=folder.root, shard="full", keep_checkpoints=9):
+        assert_same(there["holdfast"], whole.state_dict())
+    keep_first(2)
+    assert checkpoints.newest(folder.checkpoints) == 16  # written by three ranks
+    assert_same(run("holdfast", ALONE, folder.root).state_dict(), whole.state_dict())
+
+
+# -- one rank in a process group: nothing is cut, everything else is the same ------------------------------------------
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Generator[Runtime]:
+    yield meet(0, 1, str(tmp_path / "meeting"))
+    dist.destroy_process_group()
+
+
+def test_units_are_the_blocks_of_both_towers() -> None:
+    towers = load_towers("tiny")
+    found = list(blocks(towers))
+    assert [type(one).__name__ for one in found] == ["OpenBlock"] * 4  # two a tower, and no layer inside them
+    assert len({id(one) for one in found}) == 4
+
+
+def test_a_state_comes_back_whole_and_goes_in_again(group: Runtime) -> None:
+    data, config = round_data(), plan_of("holdfast", shard="full").config
+    method = method_of("holdfast", data)
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    model = method.model
+    weights = place(method, config, group)
+    assert isinstance(weights, Sharded)
+    optimizer = build_optimizer(config, weights.named, group.device)
+    for one in weights.parameters:
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    state = weights.state(optimizer)
+    assert state is not None
+    assert state[0].keys() == before.keys()
+    moved = [name for name, value in before.items() if not torch.equal(state[0][name], value)]
+    assert moved == [name for name, _ in weights.named]
+
+    other = method_of("holdfast", data)
+    there = place(other, config, group)
+    again = build_optimizer(config, there.named, group.device)
+    there.load(again, *state)
+    back = there.state(again)
+    assert back is not None
+    assert_same(back[0], state[0])
+    for index, values in state[1]["state"].items():
+        assert values["exp_avg"].abs().sum() > 0
+        assert_same(back[1]["state"][index], values)
+
+    with weights.looked_at() as looked:
+        assert looked.model is model
+        assert all(type(one) is nn.Parameter for one in model.parameters())
+        assert_same(looked.state_dict(), state[0])
+    assert method.model is not model
+    weights.end()
+    assert method.model is model
+    assert_same(method.state_dict(), state[0])
+
+
+def test_gradients_of_terms_are_those_of_the_graph(group: Runtime) -> None:
+    """Twice through one graph, each part for itself, and the sum afterwards: nothing is left over from before."""
+    data, plan = round_data(), plan_of("rm", shard="full")
+
+    def gradients(shard: str) -> list[Tensor]:
+        config = plan.config.model_copy(update={"shard": shard})
+        method = method_of("rm", data)
+        view = method.model.preprocess
+        maker = BatchMaker(data, method.model.towers, view.mean, view.std, plan.views, ALONE, torch.float64)
+        batch = maker.make(RoundSampler(data, batch_sizes(config), 0).draw(0))
+        weights = place(method, config, group)
+        assert weights.sharded is (shard == "full")
+        output: Any = weights.module(batch)
+        found = [weights.gradient_of(part) for part in output.parts.values()]
+        output.surrogate.backward()
+        found.append(weights.gradient())
+        weights.put_gradient(2 * weights.gradient())
+        return [*found, weights.gradient(), weights.norm()]
+
+    whole, sharded = gradients("none"), gradients("full")
+    assert min(float(one.norm()) for one in whole) > 0
+    for expected, found in zip(whole, sharded, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_trained_number_cannot_be_shared_out(group: Runtime) -> None:
+    method = method_of("rm", round_data())
+    for name, one in method.named_parameters():
+        if "logit_scale" in name:
+            one.requires_grad_(True)
+    with pytest.raises(UserError, match=r"cannot share out model\.towers\.model\.logit_scale(.|\n)*single number"):
+        place(method, plan_of("rm", shard="full").config, group)
+
+
+def test_a_weight_beside_the_model_cannot_be_shared_out(group: Runtime) -> None:
+    method = method_of("rm", round_data())
+    method.register_parameter("mine", nn.Parameter(torch.ones(3)))
+    with pytest.raises(UserError, match="cannot share out mine"):
+        place(method, plan_of("rm", shard="full").config, group)
+
+
+def test_without_other_ranks_nothing_is_sharded() -> None:
+    method = method_of("rm", round_data())
+    assert place(method, plan_of("rm", shard="full").config, ALONE).module is method
