@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.artifacts import PREDICTIONS
 from holdfast.data.tasks import LabelledSet
+from holdfast.data.views import look
 from holdfast.errors import TrainingError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess
@@ -42,7 +43,10 @@ def predict(
                 do="bind it with `Classifier.with_classes`",
             )
         preprocess = preprocess or model.preprocess
+        dtype = model.towers.projection.dtype
         device = device if device is not None else model.towers.projection.device
+    else:
+        dtype = torch.float32
     if preprocess is None:
         raise TypeError("a plain function of images needs the preprocessing that it expects")
     if examples.pixels.size != preprocess.size:
@@ -55,14 +59,19 @@ def predict(
     with torch.no_grad():
         # The texts are the same for every batch.
         logits = partial(model.logits, class_matrix=model.class_matrix()) if isinstance(model, Classifier) else model
-        predicted, losses, scores = _score(logits, examples, preprocess, batch_size, device)
+        predicted, losses, scores = _score(logits, examples, preprocess, batch_size, device, dtype)
     names = np.asarray(classes, dtype=object)
     labels = names[examples.labels]
     return pa.table([list(examples.ids), labels, labels, names[predicted], losses, scores], schema=PREDICTIONS)
 
 
 def _score(
-    logits: Logits, examples: LabelledSet, preprocess: Preprocess, batch_size: int, device: torch.device
+    logits: Logits,
+    examples: LabelledSet,
+    preprocess: Preprocess,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Predicted class, cross-entropy and the prediction's probability of each example."""
     count = len(examples)
@@ -71,7 +80,8 @@ def _score(
     scores = np.empty(count, dtype=np.float64)
     for start in range(0, count, batch_size):
         here = slice(start, start + batch_size)
-        images = preprocess.normalise(examples.images(here).to(device, non_blocking=True))
+        pixels = examples.images(here).to(device, non_blocking=True)
+        images = look(pixels, preprocess.mean, preprocess.std, None, dtype)
         # argmax and softmax see the same float64 numbers, so that score and prediction never disagree.
         log_probabilities = logits(images).cpu().to(torch.float64).log_softmax(dim=1)
         if not bool(log_probabilities.isfinite().all()):
