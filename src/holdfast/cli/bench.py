@@ -34,14 +34,24 @@ def bench(
     from rich.console import Console
     from rich.table import Table
 
+    from holdfast.runtime import speaks
+
     if round_file is not None and shape is not None:
         raise UserError("two things to time", expected="either a ROUND.toml or --shape")
+    if round_file is not None and paired:
+        raise UserError("--paired goes with --shape", do="say views = 'paired' under [method] of the round")
     if shape is not None:
         figures = _of_shape(shape, steps, device, paired)
     elif round_file is not None:
         figures = _of_round(round_file, steps, device)
     else:
-        raise UserError("what is to be timed?", expected="a ROUND.toml or --shape")
+        raise UserError(
+            "what is to be timed?",
+            expected="a ROUND.toml or --shape",
+            do="write a round with `holdfast init`, or try `holdfast bench --shape tiny`",
+        )
+    if not speaks():
+        return
     if as_json:
         print(json.dumps(figures.to_json()))
         return
@@ -50,15 +60,22 @@ def bench(
     table.add_row("images", f"{figures.images_per_second:,.0f} a second")
     table.add_row(
         "arithmetic",
-        f"{figures.teraflop:.3g} TFLOP a step, {100 * figures.share:.0f} % of this device's "
-        f"{figures.matrix_rate:.3g} TFLOP/s on one large product",
+        f"{_flop(figures.teraflop)} a step, {100 * figures.share:.0f} % of this device's "
+        f"{_flop(figures.matrix_rate)}/s on one large product",
     )
-    if figures.memory_gib:
-        table.add_row("memory", f"{figures.memory_gib:.1f} GiB at most")
+    where = f"on the GPU, {figures.allocated_gib:.1f} in tensors" if figures.allocated_gib else "by the whole process"
+    table.add_row("memory", f"{figures.memory_gib:.1f} GiB at most {where}")
     for part, value in figures.parts.items():
-        table.add_row(part, f"{value:.1f} ms  {100 * value / sum(figures.parts.values()):.0f} %")
+        name = "recorded" if part == "step" else part
+        table.add_row(name, f"{value:.1f} ms  {100 * value / sum(figures.parts.values()):.0f} %")
+    if "step" in figures.parts:
+        table.add_row("", "recorded: forward, backward and optimizer in one; train.graphs = false tells them apart")
     table.add_row("warm-up", f"{figures.first_step_seconds:.0f} s to the first logged step")
     Console().print(table)
+
+
+def _flop(tera: float) -> str:
+    return f"{tera:.3g} TFLOP" if tera >= 1 else f"{1000 * tera:.3g} GFLOP"
 
 
 def _of_shape(name: str, steps: int, device: str | None, paired: bool) -> Figures:
@@ -82,12 +99,12 @@ def _of_shape(name: str, steps: int, device: str | None, paired: bool) -> Figure
 
 def _of_round(path: Path, steps: int, device: str | None) -> Figures:
     from holdfast.config import RoundConfig, parse, read_toml
-    from holdfast.rounds.setup import prepare_round, view_settings
+    from holdfast.rounds.setup import inherit, prepare_round, view_settings
     from holdfast.runtime import started
     from holdfast.train.bench import measure
     from holdfast.train.loop import Plan
 
-    config = parse(RoundConfig, read_toml(path), str(path))
+    config = inherit(parse(RoundConfig, read_toml(path), str(path)), path.parent)
     with started(device or config.train.device) as runtime:
         ready = prepare_round(config, path.parent, runtime)
         views = view_settings(config.train, config.method)

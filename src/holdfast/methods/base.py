@@ -59,6 +59,7 @@ class Method(nn.Module):
 
     uses_heads: bool = False  # whether the model gets task-dependent heads
     linear: ClassVar[bool] = False  # whether it classifies with a linear head, initialised from the prompts
+    uses_negatives: ClassVar[bool] = True  # whether its steps encode the negatives
     needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
     recordable: ClassVar[bool] = False  # whether every step runs the same kernels: nothing is decided on the host
 

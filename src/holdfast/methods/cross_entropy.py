@@ -15,6 +15,7 @@ class CrossEntropy(Method):
     """Mean over classes of the mean cross-entropy over class prompts; no moving averages, no constraints."""
 
     uses_heads = True
+    uses_negatives = False
     recordable = True
 
     def __init__(self, model: Classifier, config: CrossEntropyConfig, steps: int) -> None:

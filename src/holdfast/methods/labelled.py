@@ -49,6 +49,7 @@ class LinearMethod(Method):
     """
 
     linear = True
+    uses_negatives = False
 
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Remember the number of protected tasks."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.config import TrainConfig
-from holdfast.data.loaders import RoundSampler
+from holdfast.data.loaders import RoundSampler, ViewSettings
 from holdfast.data.tasks import Draw, RoundData
-from holdfast.errors import UserError
 from holdfast.methods.base import Method
 from holdfast.runtime import Runtime
 from holdfast.train.arithmetic import working_dtype
+from holdfast.train.frozen import rest
 from holdfast.train.loop import Plan, batch_sizes, train
 
 PARTS = ("loader", "forward", "backward", "optimizer", "step", "logging")
@@ -31,11 +34,12 @@ class Figures:
     fastest: float  # of the stretches between two logged steps
     slowest: float
     images_per_second: float
-    memory_gib: float  # most that was held at once on the GPU, recordings and free room between included; 0 on a CPU
+    # Most that was held at once on the GPU, recordings and free room between included; on a CPU by the whole process.
+    memory_gib: float
     allocated_gib: float  # most that tensors took at once; what a recorded step takes is counted when it is recorded
     teraflop: float  # the model's own arithmetic a step: towers, forward and backward, texts cut to their length
     matrix_rate: float  # TFLOP/s that this device reaches on one large matrix product
-    share: float  # of that rate
+    share: float  # of that rate, on all ranks
     parts: dict[str, float]  # mean milliseconds of each part of a step
     steps: int
     first_step_seconds: float  # compilation and warm-up
@@ -82,8 +86,8 @@ class _Clock:
     def step(self, done: int, values: Mapping[str, float]) -> None:
         """Note the time."""
         now = time.perf_counter()
+        self.first = self.first or now - self.began
         if done < self.warm_up:
-            self.first = self.first or now - self.began
             return
         self.times.append((done, now))
         self.watch.counting = True
@@ -95,11 +99,14 @@ class _Clock:
 def measure(
     method: Method, data: RoundData, plan: Plan, runtime: Runtime, *, steps: int = 50, warm_up: int = 20
 ) -> Figures:
-    """Run ``warm_up`` and then ``steps`` steps of the loop and time the latter."""
-    every = plan.config.log_every
+    """Run ``warm_up`` and then ``steps`` steps of the loop and time the latter. Every rank returns the same figures.
+
+    Time is read where the loop logs; a round that logs more seldom than ``steps`` is made to log that often.
+    """
+    every = min(plan.config.log_every, max(1, steps))
     warm_up = -(-warm_up // every) * every
     steps = max(every, steps // every * every)
-    config = plan.config.model_copy(update={"steps": warm_up + steps, "warmup_steps": 0})
+    config = plan.config.model_copy(update={"steps": warm_up + steps, "warmup_steps": 0, "log_every": every})
     watch = _Watch(runtime.device)
     clock = _Clock(watch, warm_up)
     if watch.cuda:
@@ -107,38 +114,61 @@ def measure(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     train(method, data, replace(plan, config=config), runtime, progress=clock, stopwatch=watch)
-    if len(clock.times) < 2:
-        raise UserError("too few steps to time", expected=f"at least {2 * every} (train.log_every is {every})")
+    return _from_the_first(
+        _figures(method, data, replace(plan, config=config), runtime, watch, clock, steps) if runtime.is_main else None
+    )
+
+
+def _from_the_first(figures: Figures | None) -> Figures:
+    """The first rank's figures, on every rank."""
+    box = [figures]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box)
+    assert box[0] is not None
+    return box[0]
+
+
+def _figures(
+    method: Method, data: RoundData, plan: Plan, runtime: Runtime, watch: _Watch, clock: _Clock, steps: int
+) -> Figures:
+    config = plan.config
     stretches = [
         1000 * (later - earlier) / (done - before)
         for (before, earlier), (done, later) in zip(clock.times, clock.times[1:], strict=False)
     ]
     milliseconds = statistics.fmean(stretches)
     draw = RoundSampler(data, batch_sizes(config), plan.seed).draw(0)
-    images = len(draw.target) + len(draw.negatives) + len(draw.protected)
-    work = step_flop(method, data, draw, paired=plan.views.protected == "paired")
+    images = len(draw.target) + len(draw.negatives) * method.uses_negatives + len(draw.protected)
+    work = step_flop(method, data, draw, plan.views)
     rate = matrix_rate(config, runtime.device)
     return Figures(
         milliseconds=milliseconds,
         fastest=min(stretches),
         slowest=max(stretches),
         images_per_second=1000 * images / milliseconds,
-        memory_gib=torch.cuda.max_memory_reserved() / 2**30 if watch.cuda else 0.0,
+        memory_gib=torch.cuda.max_memory_reserved() / 2**30 if watch.cuda else _process_memory() / 2**30,
         allocated_gib=torch.cuda.max_memory_allocated() / 2**30 if watch.cuda else 0.0,
         teraflop=work / 1e12,
         matrix_rate=rate,
-        share=work / 1e9 / milliseconds / rate,
+        share=work / 1e9 / milliseconds / rate / runtime.world,
         parts=watch.means(steps),
         steps=steps,
         first_step_seconds=clock.first,
     )
 
 
-def step_flop(method: Method, data: RoundData, draw: Draw, *, paired: bool) -> float:
+def _process_memory() -> int:
+    """Bytes of main memory that this process has held at most."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
+def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) -> float:
     """Floating-point operations of the towers in one step, as their own modules would do them.
 
-    A backward pass counts twice its forward pass. What the fast path leaves out is counted all the same, so that
-    shares can be compared between ways of computing one step.
+    A backward pass counts twice its forward pass, and once: further ones (GEM's tasks, gradient shares) are not
+    counted. What the fast path leaves out is, so that shares can be compared between ways of computing one step.
+    Towers that rest (:mod:`holdfast.train.frozen`) and sets that a method does not look at count nothing.
     """
     model = method.model
     towers = model.towers
@@ -154,11 +184,15 @@ def step_flop(method: Method, data: RoundData, draw: Draw, *, paired: bool) -> f
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         towers.text_backbone(tokens)
     a_text = counter.get_total_flops()
-    image_passes = 3 if any(one.requires_grad for one in towers.image_parameters()) else 1
-    text_passes = 3 if any(one.requires_grad for one in towers.text_parameters()) else 1
-    images = len(draw.target) + len(draw.negatives) + len(draw.protected)
-    old = len(draw.protected) if paired else 0
-    return an_image * (image_passes * images + old) + a_text * text_passes * (len(texts) + len(model.prompt_tokens))
+    images_rest, texts_rest = rest(model, data, views)
+    image_passes = 3 if any(one.requires_grad for one in towers.image_parameters()) else 1 - images_rest
+    text_passes = 3 if any(one.requires_grad for one in towers.text_parameters()) else 1 - texts_rest
+    if method.linear:  # its head stands in for the text tower
+        text_passes = 0
+    captions = len(texts) if method.uses_negatives else 0
+    images = len(draw.target) + len(draw.negatives) * method.uses_negatives + len(draw.protected)
+    old = len(draw.protected) if views.protected == "paired" else 0
+    return an_image * (image_passes * images + old) + a_text * text_passes * (captions + len(model.prompt_tokens))
 
 
 def matrix_rate(config: TrainConfig, device: torch.device) -> float:

@@ -27,20 +27,29 @@ class Frozen:
 @torch.no_grad()
 def frozen_features(model: Classifier, data: RoundData, views: ViewSettings, *, texts: bool = True) -> Frozen:
     """Encode what no step can change: pictures where no view is random, and texts (if any step asks for them)."""
+    images_rest, texts_rest = rest(model, data, views)
+    return Frozen(
+        CachedImages(_images(model, data.target), _images(model, data.negatives), _images(model, data.constraint))
+        if images_rest
+        else None,
+        CachedTexts(_texts(model, data.target), _texts(model, data.negatives), _backbone(model, model.prompt_tokens))
+        if texts and texts_rest
+        else None,
+    )
+
+
+def rest(model: Classifier, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:
+    """Whether no step need ask the image tower, and the text tower: frozen, the same every time, and not too much."""
     towers = model.towers
     size = towers.projection.element_size()
     pictures = len(data.target) + len(data.negatives) + len(data.constraint)
     captions = len(data.target) + len(data.negatives)
     clean = not views.augment_pairs and views.protected == "clean"
     images_rest = clean and not any(one.requires_grad for one in towers.image_parameters())
-    texts_rest = texts and not any(one.requires_grad for one in towers.text_parameters())
-    return Frozen(
-        CachedImages(_images(model, data.target), _images(model, data.negatives), _images(model, data.constraint))
-        if images_rest and pictures * towers.embed_dim * size < LIMIT
-        else None,
-        CachedTexts(_texts(model, data.target), _texts(model, data.negatives), _backbone(model, model.prompt_tokens))
-        if texts_rest and captions * towers.text_width * size < LIMIT
-        else None,
+    texts_rest = not any(one.requires_grad for one in towers.text_parameters())
+    return (
+        images_rest and pictures * towers.embed_dim * size < LIMIT,
+        texts_rest and captions * towers.text_width * size < LIMIT,
     )
 
 
