@@ -77,6 +77,11 @@ def started(wanted: str) -> Generator[Runtime]:
         dist.destroy_process_group()
 
 
+def speaks() -> bool:
+    """Whether this process talks to the user: the only one, or the first that ``torchrun`` started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed from names and numbers: streams with different names never share random numbers."""
     digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()

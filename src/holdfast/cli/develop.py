@@ -51,6 +51,7 @@ def develop(
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.rounds.develop import develop as run
     from holdfast.rounds.develop import resume_config
+    from holdfast.runtime import speaks
 
     if project is not None and out is not None:
         raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
@@ -88,7 +89,8 @@ def develop(
         result = develop_in(there, config, root, title=round_file.stem, parent=parent, quiet=quiet)
     else:
         result = run(config, folder, root, resume=resume is not None, quiet=quiet)
-    print_round(result, as_json=as_json)
+    if speaks():
+        print_round(result, as_json=as_json)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 
 
@@ -119,12 +121,14 @@ def tune(
     from holdfast.cli.tables import print_accuracy
     from holdfast.config import TuneConfig, parse, read_toml
     from holdfast.rounds.tune import tune as run
+    from holdfast.runtime import speaks
 
     config = parse(TuneConfig, read_toml(tune_file), str(tune_file))
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     result = run(config, out or Path("runs") / tune_file.stem, tune_file.parent, resume=resume, quiet=quiet)
-    print_accuracy(f"accuracy on dev images · model in {result.model}", result.accuracy)
+    if speaks():
+        print_accuracy(f"accuracy on dev images · model in {result.model}", result.accuracy)
 
 
 def init(

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast._version import __version__
-from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, write_json
+from holdfast.artifacts import fingerprint_ids, fingerprint_json, write_json
 from holdfast.config import TuneConfig
 from holdfast.config.methods import CrossEntropyConfig, WcclConfig
 from holdfast.data.assemble import labelled
@@ -25,7 +25,7 @@ from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
-from holdfast.rounds.develop import shared_predictions
+from holdfast.rounds.develop import open_folder, shared_predictions
 from holdfast.rounds.setup import DEFAULT_CLASS_TEMPERATURE, load_start
 from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import Plan, train
@@ -43,17 +43,19 @@ class TuneResult:
 def tune(config: TuneConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> TuneResult:
     """Tune a model on the base images (the training images where no share is set aside as base)."""
     with started(config.train.device) as runtime:
-        folder = RunFolder.open(out) if resume else RunFolder.create(out)
+        folder = open_folder(out, resume, runtime)
         start = load_start(config.model, root, config.seed)
         data = _labelled_round(config, start.towers.preprocess.size, start.towers.preprocess.interpolation, root)
         temperature = config.model.class_temperature or DEFAULT_CLASS_TEMPERATURE
         model = Classifier(start.towers, data.tasks.classes, data.tasks.prompts, temperature).to(runtime.device)
         method = _method(config, model, data, runtime)
-        write_json(folder.config, config.model_dump(mode="json"))
-        write_json(folder.state, {"status": "training", "version": __version__, "root": str(root.resolve())})
-        fingerprint = fingerprint_json(
-            {"config": config.model_dump(mode="json"), "data": fingerprint_ids(data.constraint.ids + data.target.ids)}
-        )
+        values = config.model_dump(mode="json")
+        if runtime.is_main:
+            write_json(folder.config, values)
+            write_json(folder.state, {"status": "training", "version": __version__, "root": str(root.resolve())})
+        values["train"].pop("shard")  # changes no number
+        ids = fingerprint_ids(data.constraint.ids + data.target.ids)
+        fingerprint = fingerprint_json({"config": values, "data": ids})
         views = ViewSettings(config.train.augment, _views(config), config.train.crop_scale, config.train.flip)
         plan = Plan(_train_config(config), views, config.seed, fingerprint, config.evaluate.every)
 

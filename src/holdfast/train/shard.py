@@ -11,6 +11,7 @@ straight into the ranks' parts, and AdamW sees the parts only: 16 bytes a parame
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +34,9 @@ from holdfast.model.classifier import Classifier
 from holdfast.runtime import Runtime, sum_over_ranks
 
 State = dict[str, Any]
+# Newer versions of torch call the option that leaves buffers alone in every forward pass by another name.
+_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
 
 
 def place(method: Method, config: TrainConfig, runtime: Runtime) -> Whole:
@@ -51,9 +55,9 @@ class Whole:
         self.method, self.runtime = method, runtime
         self.module: nn.Module = method
         if runtime.world > 1:
-            self.module = DistributedDataParallel(
-                method, broadcast_buffers=False, find_unused_parameters=len(method.phases()) > 1
-            )
+            # Moving averages are every rank's own business: all make the same update, none is overwritten by another.
+            options: dict[str, Any] = {_BUFFERS: False, "find_unused_parameters": len(method.phases()) > 1}
+            self.module = DistributedDataParallel(method, **options)
         self._find_parameters()
 
     def _find_parameters(self) -> None:
