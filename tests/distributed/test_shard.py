@@ -151,6 +151,12 @@ def test_gradients_of_terms_are_those_of_the_graph(group: Runtime) -> None:
         assert weights.sharded is (shard == "full")
         output: Any = weights.module(batch)
         found = [weights.gradient_of(part) for part in output.parts.values()]
+        for one in weights.parameters:
+            one.grad = torch.ones_like(one)
+        found.append(weights.gradient_of(output.parts["target"]))  # what stands in .grad is left alone
+        assert bool((weights.gradient() == 1).all())
+        for one in weights.parameters:
+            one.grad = None
         output.surrogate.backward()
         found.append(weights.gradient())
         weights.put_gradient(2 * weights.gradient())

@@ -89,8 +89,10 @@ def develop(
         result = develop_in(there, config, root, title=round_file.stem, parent=parent, quiet=quiet)
     else:
         result = run(config, folder, root, resume=resume is not None, quiet=quiet)
-    if speaks():
-        print_round(result, as_json=as_json)
+    if not speaks():
+        # torchrun ends all ranks when one of them ends with another code than 0: the first has files to write still.
+        return int(Exit.DONE)
+    print_round(result, as_json=as_json)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 
 
