@@ -52,10 +52,17 @@ METHODS: dict[str, Any] = {
     "der": DerConfig(beta=1.0),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    # Old and new agree at the start, so that the heads' first gradient is rounding, which AdamW would scale up to a
-    # whole step. Algorithm 1's own update leaves it as small as it is, and does not hide how long a gradient is.
+    # Old and new agree at the start, so that some of the heads' first gradients are next to nothing, and AdamW scales
+    # up their rounding (by 1e4 a step where they are below its eps). Algorithm 1's own update leaves it as small as it
+    # is, and does not hide how long a gradient is.
     "holdfast paired": {"optimizer": "plain", "learning_rate": 1e-2, "clip_norm": 0.5},
-    "holdfast fast": {"towers": "fast", "checkpoint_activations": True},
+    "holdfast fast": {
+        "optimizer": "plain",
+        "learning_rate": 1e-2,
+        "towers": "fast",
+        "checkpoint_activations": True,
+        "clip_norm": 0.5,
+    },
 }
 
 
