@@ -10,7 +10,7 @@ import typer
 from holdfast.errors import Exit, UserError
 
 if TYPE_CHECKING:
-    from holdfast.config import HoldfastConfig
+    from holdfast.config import HoldfastConfig, RoundConfig
     from holdfast.config.methods import MethodConfig
 
 
@@ -76,11 +76,7 @@ def develop(
         if as_published:
             config = config.model_copy(update={"method": _published(config.method)})
     # Where a run goes on changes no number; how long it is belongs to the round.
-    said = {"device": device, "shard": shard, "steps": None if resume else steps}
-    train = {name: value for name, value in said.items() if value is not None}
-    if train:
-        values = {**config.train.model_dump(), **train}
-        config = config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
+    config = _with_train(config, device=device, shard=shard, steps=None if resume else steps)
     if project is not None and round_file is not None:
         from holdfast.rounds.lineage import Project
         from holdfast.rounds.next_round import develop_in
@@ -94,6 +90,17 @@ def develop(
         return int(Exit.DONE)
     print_round(result, as_json=as_json)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
+
+
+def _with_train(config: RoundConfig, **said: str | int | None) -> RoundConfig:
+    """The round with what the command line says of [train]."""
+    from holdfast.config import parse
+
+    train = {name: value for name, value in said.items() if value is not None}
+    if not train:
+        return config
+    values = {**config.train.model_dump(), **train}
+    return config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
 
 
 def _published(method: MethodConfig) -> HoldfastConfig:
