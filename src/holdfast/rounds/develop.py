@@ -73,7 +73,7 @@ def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False,
     """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``."""
     config = inherit(config, root)
     with started(config.train.device) as runtime:
-        folder = open_folder(out, resume, runtime)
+        folder = _open_folder(out, resume, runtime)
         ready = prepare_round(config, root, runtime)
         ready.assembled.check_leaks()
         if not resume:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
@@ -99,8 +99,7 @@ def resume_config(run: Path) -> tuple[RoundConfig, Path]:
     return parse(RoundConfig, read_json(folder.config), str(folder.config)), Path(state["root"])
 
 
-def open_folder(out: Path, resume: bool, runtime: Runtime) -> RunFolder:
-    """The run folder of all ranks; the first makes it where it is new."""
+def _open_folder(out: Path, resume: bool, runtime: Runtime) -> RunFolder:
     if resume:
         return RunFolder.open(out)
     if runtime.is_main:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast._version import __version__
-from holdfast.artifacts import fingerprint_ids, fingerprint_json, write_json
+from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, write_json
 from holdfast.config import TuneConfig
 from holdfast.config.methods import CrossEntropyConfig, WcclConfig
 from holdfast.data.assemble import labelled
@@ -25,7 +25,7 @@ from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
-from holdfast.rounds.develop import open_folder, shared_predictions
+from holdfast.rounds.develop import shared_predictions
 from holdfast.rounds.setup import DEFAULT_CLASS_TEMPERATURE, load_start
 from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import Plan, train
@@ -43,7 +43,9 @@ class TuneResult:
 def tune(config: TuneConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> TuneResult:
     """Tune a model on the base images (the training images where no share is set aside as base)."""
     with started(config.train.device) as runtime:
-        folder = open_folder(out, resume, runtime)
+        folder = RunFolder.open(out) if resume else RunFolder(out)
+        if runtime.is_main and not resume:
+            RunFolder.create(out)
         start = load_start(config.model, root, config.seed)
         data = _labelled_round(config, start.towers.preprocess.size, start.towers.preprocess.interpolation, root)
         temperature = config.model.class_temperature or DEFAULT_CLASS_TEMPERATURE
