@@ -73,10 +73,10 @@ def test_distillation_leaves_the_targets_logit_free_and_is_nil_at_the_old_model(
     assert float(method._distil(moved.expand(rows, -1), target.expand(rows, -1), batch)) == 0.0
 
 
-@pytest.mark.parametrize("margin", [0.0, 2.0])
-def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(margin: float) -> None:
+@pytest.mark.parametrize(("margin", "share"), [(0.0, 0.0), (2.0, 0.0), (2.0, 0.3), (2.0, 0.25)])
+def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(margin: float, share: float) -> None:
     data = small_data()
-    method = built(data, replay=0.5, margin=margin)
+    method = built(data, replay=0.5, margin=margin, target_share=share)
     m = data.tasks.num_protected
     of_target, _, of_protected = logits(method, data)
     losses: dict[int, list[torch.Tensor]] = {k: [] for k in range(m + 1)}
@@ -85,7 +85,9 @@ def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(
         label = int(data.constraint.labels[place])
         raised = torch.cat([one[:m], one[m:] + margin])
         losses[label].append(-log_share(raised, label))
-    expected = 0.5 * torch.stack([torch.stack(group).mean() for group in losses.values()]).mean()
+    means = torch.stack([torch.stack(group).mean() for group in losses.values()])
+    share = share or 1 / (m + 1)
+    expected = 0.5 * (share * means[m] + (1 - share) * means[:m].mean())
     torch.testing.assert_close(method(whole_batch(data, method)).parts["replay"], expected, rtol=1e-10, atol=0)
 
 

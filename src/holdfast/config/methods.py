@@ -24,6 +24,7 @@ _PUBLISHED: dict[str, Any] = {
     "gamma_tasks": 0.8,
     "views": "clean",
     "replay": 0.0,
+    "target_share": 0.0,
     "margin": 0.0,
     "distil": 0.0,
     "lift": 0.0,
@@ -58,8 +59,10 @@ class HoldfastConfig(ContrastConfig):
     dual_rate: NonNegativeFloat = 0.0
     """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
     replay: NonNegativeFloat = 1.0
-    """Weight of the cross-entropy over all classes, target and protected images with equal weight a class.
-    Published: 0, as all that follow unless said otherwise."""
+    """Weight of the cross-entropy over all classes, protected classes with equal weight. Published: 0, as all that
+    follow unless said otherwise."""
+    target_share: Fraction = 1 / 6
+    """Share of the target in the replay, whatever the number of protected classes; 0 for the weight of one class."""
     margin: NonNegativeFloat = 8.0
     """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
     distil: NonNegativeFloat = 30.0

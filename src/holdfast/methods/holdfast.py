@@ -14,6 +14,7 @@ from holdfast.methods.base import (
     balanced_cross_entropy,
     class_logits,
     clean_logits,
+    cross_entropy,
     encode,
 )
 from holdfast.methods.finetune import TargetContrast
@@ -82,14 +83,19 @@ class Holdfast(Method):
         )
 
     def _replay(self, of_target: Tensor, of_protected: Tensor, batch: Batch) -> Tensor:
-        """Mean over classes of the mean cross-entropy, so that classes are told apart and not only held in place.
+        """Cross-entropy of target and protected classes, so that they are told apart and not only held in place.
 
         On protected pictures the target's logit counts for ``margin`` more than it is: they must be told from the
         target with room to spare, since it is there that new pictures of a protected class are lost.
         """
         target = torch.full_like(batch.target_index, self.num_protected)
         of_protected = of_protected + self.config.margin * self.is_target
-        return balanced_cross_entropy(torch.cat([of_target, of_protected]), torch.cat([target, batch.protected_task]))
+        share = self.config.target_share
+        if not share:  # every class weighs the same
+            together = torch.cat([of_target, of_protected])
+            return balanced_cross_entropy(together, torch.cat([target, batch.protected_task]))
+        learnt = mean_over_ranks(cross_entropy(of_target, target), batch.target_total)[0]
+        return share * learnt + (1 - share) * balanced_cross_entropy(of_protected, batch.protected_task)
 
     def _distil(self, new: Tensor, old: Tensor, batch: Batch) -> Tensor:
         """Mean over all pictures of KL(old, new) of the judgement among the protected classes alone.
