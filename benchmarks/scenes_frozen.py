@@ -140,6 +140,8 @@ def tune_heads(packed: Packed, towers: FrozenTowers, without: str, steps: int = 
 
 METHODS: dict[str, dict[str, Any]] = {
     "holdfast": {**scenes.DEFAULT, "views": "clean"},
+    # As benchmarks/tiny_imagenet.py chose on its own dev images.
+    "holdfast, many tasks": {**scenes.DEFAULT, "views": "clean", "margin": 1.0, "contrast": 1.0},
     "published": scenes.PUBLISHED,
     "finetune": {"name": "finetune"},
     "rm": {"name": "rm"},
@@ -154,7 +156,7 @@ def train_settings(rate: float) -> dict[str, Any]:
 def choose_rates(results: list[dict[str, Any]]) -> dict[str, float]:
     """A method's rate: on dev images, at the end of training, the one with the best worst change, then target gain."""
     chosen = {}
-    for name in METHODS:
+    for name in dict.fromkeys(one["name"] for one in results):
         ranked = []
         for rate in RATES:
             runs = [one for one in results if one["name"] == name and one["train"]["learning_rate"] == rate]
@@ -166,7 +168,8 @@ def choose_rates(results: list[dict[str, Any]]) -> dict[str, float]:
     return chosen
 
 
-def run(folder: Path, features: Path, out: Path, seconds: float) -> None:
+def run(folder: Path, features: Path, out: Path, seconds: float, names: Sequence[str], add: bool) -> None:
+    """All runs of the named methods; with ``add`` they are written beside those that ``out`` holds."""
     torch.set_num_threads(1)
     began = time.perf_counter()
     packed = scenes.load(folder)
@@ -174,9 +177,10 @@ def run(folder: Path, features: Path, out: Path, seconds: float) -> None:
     packed = replace(packed, pixels=RowPixels(len(packed.pixels)))
     bases = {target: tune_heads(packed, towers, target) for target in TARGETS}
     print(f"bases after {time.perf_counter() - began:.0f} s", flush=True)
+    methods = {name: METHODS[name] for name in names}
     tried = [
         work(packed, bases, Job(name, target, CHOSEN_AT, 0, method, train_settings(rate)), ("dev",))
-        for name, method in METHODS.items()
+        for name, method in methods.items()
         for rate in RATES
         for target in CHOSEN_ON
     ]
@@ -187,16 +191,18 @@ def run(folder: Path, features: Path, out: Path, seconds: float) -> None:
         for seed in SEEDS
         for size in SIZES
         for target in TARGETS
-        for name, method in METHODS.items()
+        for name, method in methods.items()
     ]
     results: list[dict[str, Any]] = []
+    there = json.loads(out.read_text()) if add else {"settings": {}, "choice_of_rates": [], "runs": []}
+    chosen, tried = {**there["settings"], **chosen}, [*there["choice_of_rates"], *tried]
     head = {"machine": machine(), "commit": commit(), "torch": torch.__version__, "settings": chosen, "rates": RATES}
     for job in jobs:
         results.append(work(packed, bases, job, ("dev", "test", "sealed")))
         late = time.perf_counter() - began > seconds
         if len(results) % 12 == 0 or len(results) == len(jobs) or late:
             print(f"{len(results)}/{len(jobs)} after {time.perf_counter() - began:.0f} s", flush=True)
-            out.write_text(json.dumps({**head, "choice_of_rates": tried, "runs": results}))
+            out.write_text(json.dumps({**head, "choice_of_rates": tried, "runs": [*there["runs"], *results]}))
         if late:
             return
 
@@ -248,11 +254,20 @@ def main() -> None:
     parser.add_argument("--features", type=Path, required=True, help="file for the frozen tower's features")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after so long")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--add", action="store_true", help="keep the runs that are in the results already")
     parser.add_argument("--target", default="forest")
     parser.add_argument("--images", type=int, default=50, help="constraint images a task, for `singular`")
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run(arguments.folder, arguments.features, arguments.out, arguments.seconds)
+        run(
+            arguments.folder,
+            arguments.features,
+            arguments.out,
+            arguments.seconds,
+            arguments.methods,
+            arguments.add,
+        )
     else:
         singular(arguments.folder, arguments.features, arguments.target, arguments.images, arguments.out)
 
