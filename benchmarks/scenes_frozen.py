@@ -196,7 +196,8 @@ def run(folder: Path, features: Path, out: Path, seconds: float, names: Sequence
     results: list[dict[str, Any]] = []
     there = json.loads(out.read_text()) if add else {"settings": {}, "choice_of_rates": [], "runs": []}
     chosen, tried = {**there["settings"], **chosen}, [*there["choice_of_rates"], *tried]
-    head = {"machine": machine(), "commit": commit(), "torch": torch.__version__, "settings": chosen, "rates": RATES}
+    commits = {**there.get("commits", {}), **dict.fromkeys(methods, commit())}  # a method's runs may come later
+    head = {"machine": machine(), "commits": commits, "torch": torch.__version__, "settings": chosen, "rates": RATES}
     for job in jobs:
         results.append(work(packed, bases, job, ("dev", "test", "sealed")))
         late = time.perf_counter() - began > seconds
