@@ -124,7 +124,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 ROWS: dict[str, tuple[str, Rule]] = {  # row -> the runs it is taken from, and what they hand back
-    "holdfast (default)": ("holdfast", certified),
+    "holdfast, margin 8": ("holdfast", certified),
     "RM, walked back and certified": ("rm", certified),
     "published form, walked back and certified": ("published", certified),
     "holdfast, not walked back": ("holdfast", at(1.0)),

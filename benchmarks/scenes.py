@@ -642,7 +642,8 @@ def _changes(judge: Judge, after: tuple[np.ndarray, np.ndarray], spec: TaskSpec)
 CHOSEN_ON, CHOSEN_AT = ("forest", "sea"), 300  # targets and size by which settings were chosen
 TARGETS, SIZES, SEEDS = ("forest", "sea", "buildings"), (100, 300, 1000), (0, 1, 2, 3, 4)
 PUBLISHED: dict[str, Any] = HoldfastConfig.published().model_dump()
-DEFAULT: dict[str, Any] = HoldfastConfig().model_dump()
+# The default of `holdfast develop` when the study was run. It has margin 1 and contrast 1 since docs/studies.md.
+DEFAULT: dict[str, Any] = {**HoldfastConfig().model_dump(), "margin": 8.0, "contrast": 0.3}
 SLOW: dict[str, Any] = {"learning_rate": 5e-5, "head_learning_rate": 1.5e-3}
 OURS = (DEFAULT, SLOW)
 CORE = ("holdfast", "published", "finetune", "rm")  # five seeds; the others as many as below

@@ -205,6 +205,7 @@ SETTINGS: dict[str, list[tuple[dict[str, Any], float]]] = {
     "holdfast, many tasks": [
         ({**DEFAULT, "contrast": 1.0, "margin": margin}, rate) for margin in (1.0, 0.0) for rate in RATES
     ],
+    "default": [({**HoldfastConfig().model_dump(), "views": "clean"}, rate) for rate in RATES],  # since these studies
     "published": [(PUBLISHED, rate) for rate in RATES],
     "finetune": [({"name": "finetune"}, rate) for rate in RATES],
     "rm": [({"name": "rm"}, rate) for rate in RATES],
@@ -411,7 +412,11 @@ def say(record: dict[str, Any]) -> None:
 def which(folder: Path, out: Path) -> None:
     """What kept the scene settings from learning: the margin and the weight of the target objective, each alone."""
     torch.set_num_threads(1)
-    changes = {"margin 1 alone": {"margin": 1.0}, "contrast 1 alone": {"contrast": 1.0}}
+    changes = {
+        "margin 1 alone": {"margin": 1.0},
+        "contrast 1 alone": {"contrast": 1.0},
+        "a sixth of the replay alone": {"target_share": 1 / 6},
+    }
     runs = []
     with remembered(Memory(folder / MEMORY)):
         for name, change in changes.items():

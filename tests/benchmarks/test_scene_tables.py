@@ -75,7 +75,7 @@ def test_nothing_handed_back_has_no_mean(runs: list[dict[str, Any]]) -> None:
 
 def test_rows_of_the_main_table(runs: list[dict[str, Any]]) -> None:
     lines = tables.main_table(runs, "forest").splitlines()
-    assert lines[2].startswith("| holdfast (default) | 1/2 (+1 old) | -2.0 / +15.0 | 2/3 | – | – / – | – |")
+    assert lines[2].startswith("| holdfast, margin 8 | 1/2 (+1 old) | -2.0 / +15.0 | 2/3 | – | – / – | – |")
 
 
 def test_change_over_two_rounds_is_a_difference_of_counts(runs: list[dict[str, Any]]) -> None:

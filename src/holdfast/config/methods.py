@@ -63,7 +63,7 @@ class HoldfastConfig(ContrastConfig):
     follow unless said otherwise."""
     target_share: Fraction = 1 / 6
     """Share of the target in the replay, whatever the number of protected classes; 0 for the weight of one class."""
-    margin: NonNegativeFloat = 8.0
+    margin: NonNegativeFloat = 1.0
     """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
     distil: NonNegativeFloat = 30.0
     """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
@@ -71,8 +71,8 @@ class HoldfastConfig(ContrastConfig):
     lift: NonNegativeFloat = 1.0
     """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
     the same measure for every class."""
-    contrast: NonNegativeFloat = 0.3
-    """Weight of the target objective F. Published: 1."""
+    contrast: NonNegativeFloat = 1.0
+    """Weight of the target objective F."""
     head_rate: PositiveFloat = 30.0
     """Learning rate of the task-dependent heads in multiples of train.learning_rate, where train.head_learning_rate is
     not given. Published: 1."""
