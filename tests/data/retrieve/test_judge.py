@@ -218,10 +218,14 @@ def test_killed_and_resumed_asks_only_the_rest(searched, serve) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    known, asked = answers.read_bytes().count(b"\n"), sum(server.hits.values())
     with answers.open("ab") as file:
         file.write(b'{"scope": "cut sho')
+    assert 8 <= known < 40
     assert judge_by_endpoint(out, QUESTION, config_of(server))["counts"]["kept"] == 40
-    assert 40 <= sum(server.hits.values()) <= 42, "only what was under way at the kill is asked again"
+    again = sum(server.hits.values()) - asked
+    # Two requests may have been on their way to the server when their process was killed.
+    assert 40 - known <= again <= 40 - known + 2, "what is on file is not asked again"
 
 
 STEERING = [
