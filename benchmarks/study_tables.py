@@ -16,6 +16,7 @@ Run = dict[str, Any]
 NAMES = {
     "holdfast": "holdfast",
     "holdfast, many tasks": "holdfast, set for many tasks",
+    "default": "holdfast, default since",
     "published": "published form",
     "rm": "RM",
     "finetune": "fine-tuning",
@@ -123,7 +124,7 @@ def scenes(found: dict[str, Any]) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    for name, show in (("tiny-imagenet", tiny), ("scenes-frozen", scenes)):
+    for name, show in (("tiny-imagenet", tiny), ("tiny-imagenet-default", tiny), ("scenes-frozen", scenes)):
         path = folder / f"{name}.json"
         if path.exists():
             print(show(json.loads(path.read_text())), end="\n\n")
