@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from holdfast.config import HoldfastConfig, TrainConfig
+from holdfast.config.methods import CrossEntropyConfig
 from holdfast.data.loaders import ViewSettings
 from holdfast.data.rows import plan_rows, row_width
+from holdfast.methods import build_method
 from holdfast.methods.holdfast import Holdfast
 from holdfast.model import fast
 from holdfast.model.classifier import Classifier
@@ -126,7 +128,14 @@ def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
         torch.testing.assert_close(quick[name], value, rtol=1e-10, atol=1e-10, msg=name)
 
 
-def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str) -> tuple[dict[str, Tensor], int]:
+FROZEN_METHODS: dict[str, Any] = {
+    "published": HoldfastConfig(form="published", beta=50.0),
+    "default": HoldfastConfig(views="clean"),
+    "cross_entropy": CrossEntropyConfig(),
+}
+
+
+def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which: str) -> tuple[dict[str, Tensor], int]:
     """State after a run in which towers are frozen, and how many pictures the image tower was shown in its steps."""
     if not caches:
         monkeypatch.setattr("holdfast.train.frozen.LIMIT", 0)
@@ -135,7 +144,7 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str) -> tu
     new = old.copy()
     new.towers.freeze(image=frozen != "text", text=frozen != "image")
     new.begin_round(4, 0)
-    method = Holdfast(new, HoldfastConfig(form="published", beta=50.0), 6)
+    method = build_method(new, FROZEN_METHODS[which], 6)
     method.prepare(old.requires_grad_(False), data)
     shown = 0
     image_features = new.towers.image_features
@@ -161,16 +170,19 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str) -> tu
     return method.state_dict(), shown
 
 
-@pytest.mark.parametrize("frozen", ["towers", "image", "text"])
+@pytest.mark.parametrize(
+    ("frozen", "which"),
+    [*((one, "published") for one in ("towers", "image", "text")), ("towers", "default"), ("towers", "cross_entropy")],
+)
 def test_features_of_frozen_towers_are_computed_once_and_change_nothing(
-    frozen: str, monkeypatch: pytest.MonkeyPatch
+    frozen: str, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached, shown = heads_only(True, monkeypatch, frozen)
-    again, shown_again = heads_only(False, monkeypatch, frozen)
+    cached, shown = heads_only(True, monkeypatch, frozen, which)
+    again, shown_again = heads_only(False, monkeypatch, frozen, which)
     data = made_up_round()
     once = len(data.target) + len(data.negatives) + len(data.constraint)
     assert shown == (once if frozen != "text" else shown_again)
-    assert shown_again == 6 * (8 + 9)
+    assert shown_again == 6 * ((4 if which == "cross_entropy" else 8) + 9)
     moved = "model.heads._rounds.0.U"
     assert cached[moved].abs().max() > 1e-6
     for name, value in again.items():
