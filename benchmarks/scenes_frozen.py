@@ -39,12 +39,12 @@ from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.methods import build_method
 from holdfast.model.classifier import Classifier
-from holdfast.model.towers import Preprocess, TwoTowers
+from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime, derive_seed
 from holdfast.train.loop import Plan, train
 
 
-class FrozenTowers(TwoTowers):
+class FrozenTowers(scenes.TableTexts):
     """Tables in place of both towers. There is nothing in them to train."""
 
     def __init__(self, texts: Sequence[str], table: Tensor, weight: Tensor, features: Tensor) -> None:
@@ -63,16 +63,6 @@ class FrozenTowers(TwoTowers):
 
     def image_features(self, images: Tensor) -> Tensor:
         return self.features[row_of(images * 255)]
-
-    def text_backbone(self, tokens: Tensor) -> Tensor:
-        return self.table[tokens[:, 0]]
-
-    @property
-    def projection(self) -> Tensor:
-        return self.weight
-
-    def tokenize(self, texts: Sequence[str]) -> Tensor:
-        return torch.tensor([[self.rows[text]] for text in texts])
 
     def spec(self) -> dict[str, Any]:
         return {"kind": "tables"}

@@ -38,8 +38,9 @@ class HoldfastConfig(ContrastConfig):
 
     name: Literal["holdfast"] = "holdfast"
     form: Literal["default", "published"] = "default"
-    """What keys that are not given stand for: `default` is what did best on dev images (docs/research.md), `published`
-    is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of what comes after it."""
+    """What keys that are not given stand for: `default` is what did best on dev images (docs/research.md, studies.md),
+    `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of what comes
+    after it."""
     beta: NonNegativeFloat = 20.0
     """Penalty. Published: 200."""
     beta_schedule: Literal["constant", "cosine"] = "constant"

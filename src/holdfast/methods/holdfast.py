@@ -18,9 +18,9 @@ from holdfast.methods.base import (
     encode,
 )
 from holdfast.methods.finetune import TargetContrast
-from holdfast.methods.labelled import mean_over_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
+from holdfast.runtime import world_size
 
 
 class Holdfast(Method):
@@ -94,7 +94,7 @@ class Holdfast(Method):
         if not share:  # every class weighs the same
             together = torch.cat([of_target, of_protected])
             return balanced_cross_entropy(together, torch.cat([target, batch.protected_task]))
-        learnt = mean_over_ranks(cross_entropy(of_target, target), batch.target_total)[0]
+        learnt = world_size() * cross_entropy(of_target, target).sum() / batch.target_total  # as DDP averages ranks
         return share * learnt + (1 - share) * balanced_cross_entropy(of_protected, batch.protected_task)
 
     def _distil(self, new: Tensor, old: Tensor, batch: Batch) -> Tensor:
@@ -109,7 +109,7 @@ class Holdfast(Method):
             old = old + torch.cat([lifted.new_zeros(len(old) - len(lifted), old.shape[1]), lifted])
         said, says = (logits[:, : self.num_protected].log_softmax(dim=1) for logits in (old, new))
         divergence = (said.exp() * (said - says)).sum(dim=1)
-        return mean_over_ranks(divergence, batch.target_total + batch.negative_total + batch.protected_total)[0]
+        return world_size() * divergence.sum() / (batch.target_total + batch.negative_total + batch.protected_total)
 
     @torch.no_grad()
     def _old_logits(self, batch: Batch) -> Tensor:
