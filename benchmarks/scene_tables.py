@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from holdfast.certify.paired import passes
 
 Run = dict[str, Any]
-Rule = Callable[[Run], float | None]
+Spot = tuple[float, float]  # λ, and by how much the target is held back
+Rule = Callable[[Run], Spot | None]
 
 TARGETS, SIZES, WALK = ("forest", "sea", "buildings"), (100, 300, 1000), (0.25, 0.5, 0.75, 1.0)
 MARGIN, LEVEL = 0.03, 0.05
@@ -52,12 +53,19 @@ class Outcome:
 
 def at(walked: float) -> Rule:
     """Always this λ: 1 is the paper's rule for methods without a certificate, 0.5 of plain fine-tuning is WiSE-FT."""
-    return lambda run: walked
+    return lambda run: (walked, 0.0)
 
 
-def certified(run: Run) -> float | None:
-    """The λ that was certified on sealed images; None hands back the old model."""
-    return run["certified"]
+def certified(run: Run) -> Spot | None:
+    """The candidate that was certified on sealed images; None hands back the old model."""
+    return None if run["certified"] is None else tuple(run["certified"])
+
+
+def spoken(spot: Spot | None) -> str:
+    """How a candidate is called in a table."""
+    if spot is None:
+        return "old model"
+    return f"λ = {spot[0]:g}" + (f", held {spot[1]:g}" if spot[1] else "")
 
 
 def change(counts: Sequence[float]) -> float:
@@ -65,24 +73,26 @@ def change(counts: Sequence[float]) -> float:
     return (counts[1] - counts[2]) / counts[0]
 
 
-def there(run: Run, walked: float, judge: str) -> dict[str, list[float]]:
-    return next(one[judge] for one in run["walk"] if one["lambda"] == walked)
+def there(run: Run, spot: Spot | float, judge: str) -> dict[str, list[float]]:
+    """Counts of each class at a candidate; a λ alone is one that does not hold back."""
+    wanted = spot if isinstance(spot, tuple) else (spot, 0.0)
+    return next(one[judge] for one in run["walk"] if (one["lambda"], one.get("held", 0.0)) == wanted)
 
 
-def point(run: Run, walked: float, judge: str) -> tuple[float, float]:
-    """(worst, target) at a λ."""
-    seen = there(run, walked, judge)
+def point(run: Run, spot: Spot | float, judge: str) -> tuple[float, float]:
+    """(worst, target) at a candidate."""
+    seen = there(run, spot, judge)
     return min(change(seen[name]) for name in seen if name != run["target"]), change(seen[run["target"]])
 
 
 def outcome(run: Run, rule: Rule, judge: str = "test") -> Outcome:
-    walked = rule(run)
-    return Outcome(None, None) if walked is None else Outcome(*point(run, walked, judge))
+    spot = rule(run)
+    return Outcome(None, None) if spot is None else Outcome(*point(run, spot, judge))
 
 
-def would_pass(run: Run, walked: float) -> bool:
-    """Whether a λ passes on the sealed images, asked or not. Only what was asked in order is certified."""
-    sealed = there(run, walked, "sealed")
+def would_pass(run: Run, spot: Spot | float) -> bool:
+    """Whether a candidate passes on the sealed images, asked or not. Only what was asked in order is certified."""
+    sealed = there(run, spot, "sealed")
     margins = {name: 0.0 if name == run["target"] else MARGIN for name in sealed}
     counts = {name: [int(one) for one in sealed[name][:3]] for name in sealed}
     return all(passes(gained, lost, n, margins[name], LEVEL) for name, (n, gained, lost) in counts.items())
@@ -124,10 +134,10 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 ROWS: dict[str, tuple[str, Rule]] = {  # row -> the runs it is taken from, and what they hand back
-    "holdfast, margin 8": ("holdfast", certified),
-    "RM, walked back and certified": ("rm", certified),
-    "published form, walked back and certified": ("published", certified),
-    "holdfast, not walked back": ("holdfast", at(1.0)),
+    "**holdfast**": ("holdfast", certified),
+    "RM, chosen and certified as holdfast is": ("rm", certified),
+    "published form, chosen and certified so": ("published", certified),
+    "holdfast, end of training": ("holdfast", at(1.0)),
     "published form": ("published", at(1.0)),
     "mismatched views": ("mismatched", at(1.0)),
     "plain fine-tuning": ("finetune", at(1.0)),
@@ -146,8 +156,11 @@ def load(folder: Path) -> dict[str, list[Run]]:
     found = {}
     for path in sorted(folder.glob("scenes-*.json"), key=lambda path: path.stem):
         runs = json.loads(path.read_text())["runs"]
+        ended = [run for run in runs if "error" not in run]
+        if path.stem == "scenes-main":  # fine-tuning sees no constraint images: one run serves every size
+            ended += [{**run, "size": size} for run in ended if run["name"] == "finetune" for size in SIZES[1:]]
         found[path.stem.removeprefix("scenes-")] = sorted(
-            (run for run in runs if "error" not in run), key=lambda run: (run["name"], run["target"], run["seed"])
+            ended, key=lambda run: (run["name"], run["target"], run["seed"])
         )
     return found
 
@@ -226,8 +239,8 @@ def overall(runs: Sequence[Run]) -> str:
         beyond = sum(worst < -MARGIN for worst in new)
         spread = f"{points(max(new))} to {points(min(new))}" if new else "–"
         rows.append([row, f"{sum(w >= 0 for w in new)} of {len(new)}", str(len(every) - len(new)), spread, f"{beyond}"])
-    every = [point(run, run["certified"], "test")[0] for run in runs if run["certified"] is not None]
-    last = ["any method, walked back and certified", f"{sum(w >= 0 for w in every)} of {len(every)}"]
+    every = [one.worst for one in (outcome(run, certified) for run in runs) if one.worst is not None]
+    last = ["any method, chosen and certified so", f"{sum(w >= 0 for w in every)} of {len(every)}"]
     last += [str(len(runs) - len(every)), f"{points(max(every))} to {points(min(every))}"]
     rows.append([*last, str(sum(worst < -MARGIN for worst in every))])
     return table(["all sizes and targets", "kept every class", "old model", "worst, range", "below -3 points"], rows)
@@ -287,20 +300,25 @@ def frontier(runs: Sequence[Run], judge: str) -> str:
 def conflict(runs: Sequence[Run]) -> str:
     rows = []
     for run in pick(runs, name="conflict"):
-        given = "old model" if run["certified"] is None else f"λ = {run['certified']:g}"
+        given = spoken(certified(run))
         ends = []
         for walked in (0.25, 1.0):
             seen = there(run, walked, "test")
             worst = min((name for name in seen if name != run["target"]), key=lambda name: change(seen[name]))
             ends.append(f"{pair(*point(run, walked, 'test'))} ({worst})")
-        tried = f"λ = {run['order'][0]:g}: {pair(*point(run, run['order'][0], 'sealed'))}"
+        first = tuple(run["order"][0])
+        tried = f"{spoken(first)}: {pair(*point(run, first, 'sealed'))}"
         rows.append([str(run["seed"]), given, str(run["blocked_by"]), *ends, tried, _passing(run)])
     head = ["seed", "handed back", "blocked by", "λ = 0.25", "λ = 1", "tried first (sealed)", "would have passed"]
     return table(head, rows)
 
 
 def _passing(run: Run) -> str:
-    return ", ".join(f"{one:g}" for one in WALK if would_pass(run, one)) or "none"
+    """How many candidates pass, and the one among them that gains most, on dev images."""
+    spots = [(one["lambda"], one.get("held", 0.0)) for one in run["walk"]]
+    found = [spot for spot in spots if would_pass(run, spot)]
+    best = max(found, key=lambda spot: point(run, spot, "dev")[1], default=None)
+    return "none" if best is None else f"{len(found)} of {len(spots)}, most: {spoken(best)}"
 
 
 def refused(runs: Sequence[Run]) -> str:
@@ -311,15 +329,13 @@ def refused(runs: Sequence[Run]) -> str:
             run["target"],
             str(run["size"]),
             str(run["seed"]),
-            f"{run['order'][0]:g}",
+            spoken(tuple(run["order"][0])),
             _passing(run),
         ]
         for run in runs
         if run["name"] in ("holdfast", "rm") and run["certified"] is None
     ]
-    return table(
-        ["old model handed back", "target", "images", "seed", "λ tried first", "λ that would have passed"], rows
-    )
+    return table(["old model handed back", "target", "images", "seed", "tried first", "would have passed"], rows)
 
 
 def walked_back(runs: Sequence[Run], seed: int = 0) -> str:
@@ -343,7 +359,8 @@ def walked_back(runs: Sequence[Run], seed: int = 0) -> str:
 
 def first_to_last(run: Run) -> dict[str, float]:
     """Change of each class over both rounds, on test images: counts of right answers, last model less first model."""
-    last = there(run, run["certified"], "test") if run["certified"] is not None else None
+    shipped = certified(run)
+    last = there(run, shipped, "test") if shipped is not None else None
     result = {}
     for name, before in run["first"]["old"]["test"].items():
         n = there(run, 1.0, "test")[name][0]
@@ -357,14 +374,17 @@ def two_rounds(runs: Sequence[Run]) -> str:
     classes = found[0]["classes"]
     rows, sums = [], {name: [] for name in classes}
     for run in found:
-        walked = [one["certified"] for one in (run["first"], run)]
+        shipped = [certified(one) for one in (run["first"], run)]
         over = first_to_last(run)
         for name in classes:
             sums[name].append(over[name])
         rows.append(
-            [str(run["seed"]), *("old" if one is None else f"λ = {one:g}" for one in walked)]
+            [str(run["seed"]), *map(spoken, shipped)]
             + [points(over[name]) for name in classes]
-            + [pair(*point(one, one["certified"], "test")) if one["certified"] else "–" for one in (run["first"], run)]
+            + [
+                pair(*point(one, spot, "test")) if spot else "–"
+                for one, spot in zip((run["first"], run), shipped, strict=True)
+            ]
         )
     rows.append(["mean", "", "", *(points(fmean(sums[name])) for name in classes), "", ""])
     return table(["seed", "first round", "second", *classes, "first: worst / target", "second: worst / target"], rows)
@@ -420,9 +440,11 @@ def settings(runs: Sequence[Run]) -> str:
     tried = {"wccl": "alpha", "der": "alpha", "rm": "alpha", "published": "beta"}
     for name in sorted({run["name"] for run in runs}):
         found = pick(runs, name=name)
-        key = tried[name.split()[0]]
+        key = tried.get(name.split()[0])
+        weight = f", {key} {found[0]['method'][key]:g}" if key else ""
+        rate = found[0]["train"].get("learning_rate", 1e-4)
         ends = [both([point(run, 1.0, "dev")]) for target in ("forest", "sea") for run in pick(found, target=target)]
-        rows.append([f"{name.split()[0]}, {key} {found[0]['method'][key]:g}", *ends])
+        rows.append([f"{LABELS[name.split()[0]]}{weight}, rate {rate:g}", *ends])
     return table(["dev images, 300 a task, λ = 1", "forest", "sea"], rows)
 
 

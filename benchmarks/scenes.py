@@ -1,7 +1,7 @@
 """Retention on real photographs: Intel scenes, a two-tower model from real pretrained parts, all methods.
 
     python benchmarks/scenes.py prepare --data DATA --out FOLDER    # once, needs holdfast[parts]; minutes on a CPU
-    python benchmarks/scenes.py run FOLDER --out benchmarks/results --workers 12    # settings, more, main: 361 runs
+    python benchmarks/scenes.py run FOLDER --out benchmarks/results --workers 14    # settings, main, more
 
 ``prepare`` shares out the roles (base 300, dev 200, sealed 690 images a class, the rest constraint), aligns an
 EfficientNet-lite0 with cached MiniLM sentence features on Flickr8k's captions, and packs pictures and texts into one
@@ -43,8 +43,9 @@ from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.evaluate.metrics import Comparison, TaskChange, choose_checkpoint
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
-from holdfast.model.classifier import Classifier
+from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
+from holdfast.model.hold_back import features_of, held_back, steady_direction
 from holdfast.model.interpolate import interpolate
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.rounds.candidates import Candidate, blocking_task, choose_on_dev, test_order
@@ -466,13 +467,19 @@ class Judge:
     chance: np.ndarray
 
 
+Scores = tuple[np.ndarray, np.ndarray]  # correct (bool) and probability of the right class, for each example
+
+
 @torch.no_grad()
-def scores(model: Classifier, maps: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Correct (bool) and probability of the right class, for each example."""
-    matrix = model.class_matrix()
-    logits = torch.cat([model.logits(maps[i : i + 1500], matrix) for i in range(0, len(maps), 1500)])
-    chance = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
-    return (logits.argmax(1) == labels).cpu().numpy(), chance.cpu().numpy()
+def scores(model: Classifier, maps: Tensor, labels: Tensor, others: Sequence[Classifier] = ()) -> list[Scores]:
+    """Of the model, and of others that share its image tower."""
+    features = torch.cat([model.image_features(maps[i : i + 1500]) for i in range(0, len(maps), 1500)])
+    found: list[Scores] = []
+    for one in (model, *others):
+        logits = similarity(features, one.class_matrix()) / one.class_temperature
+        chance = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
+        found.append(((logits.argmax(1) == labels).cpu().numpy(), chance.cpu().numpy()))
+    return found
 
 
 @torch.no_grad()
@@ -499,13 +506,13 @@ TRAIN: dict[str, Any] = {
     "flip": True,
     "graphs": True,
 }
-LOOKS, WALK, MARGIN, LEVEL, SPARE = 4, (0.25, 0.5, 0.75, 1.0), 0.03, 0.05, 300
+LOOKS, WALK, HELD, MARGIN, LEVEL, SPARE = 4, (0.25, 0.5, 0.75, 1.0), (0.0, 1.0, 2.0), 0.03, 0.05, 300
 
 
 def run(
     packed: Packed, base: Classifier, job: Job, device: torch.device, judges: tuple[str, ...]
 ) -> tuple[dict[str, Any], Classifier]:
-    """Develop once: look on dev images, walk back from the best look, certify, and score test."""
+    """Develop once: look on dev images, walk and hold back from the best look, certify, and score test."""
     began = time.perf_counter()
     spare = SPARE if "spare" in judges else 0
     data = round_data(packed, job.target, job.size, job.seed, negatives=job.negatives, spare=spare)
@@ -529,12 +536,16 @@ def run(
     sets = {name: _judge(packed, data, old, name, job, device) for name in judges}
     looks: list[tuple[int, Classifier, Comparison, dict[str, Any]]] = []
 
-    def changed(there: Classifier, names: Iterable[str]) -> dict[str, dict[str, list[float]]]:
-        return {name: _changes(sets[name], scores(there, sets[name].maps, sets[name].labels), spec) for name in names}
+    def changed(models: Sequence[Classifier], names: Iterable[str]) -> list[dict[str, dict[str, list[float]]]]:
+        found = {name: scores(models[0], sets[name].maps, sets[name].labels, models[1:]) for name in names}
+        return [
+            {name: _changes(sets[name], each[place], spec) for name, each in found.items()}
+            for place in range(len(models))
+        ]
 
     def look(done: int, method: Method) -> dict[str, Any]:
         there = method.model.frozen_copy()
-        seen = changed(there, ["dev"])
+        (seen,) = changed([there], ["dev"])
         looks.append((done, there, comparison(seen["dev"], sets["dev"], spec), seen))
         return {}
 
@@ -547,13 +558,17 @@ def run(
     done, end, _, _ = looks[best]
     walk: list[dict[str, Any]] = []
     for walked in WALK:
-        there = end if walked == 1 else interpolate(old, end, walked).to(device)
-        walk.append({"step": done, "lambda": walked, **changed(there, judges)})
-    candidates = [Candidate(f"step-{done}", one["lambda"], comparison(one["dev"], sets["dev"], spec)) for one in walk]
+        family = _held(end if walked == 1 else interpolate(old, end, walked).to(device), data, HELD)
+        for held, seen in zip(HELD, changed(family, judges), strict=True):
+            walk.append({"step": done, "lambda": walked, "held": held, **seen})
+    candidates = [
+        Candidate(f"step-{done}", one["lambda"], comparison(one["dev"], sets["dev"], spec), one["held"]) for one in walk
+    ]
     chosen = choose_on_dev(candidates)
-    verdict = certified(candidates, walk, spec)
-    at = verdict.get("certified") or (chosen.walked if chosen else 0.0)
-    shipped = end if at == 1 else interpolate(old, end, at).to(device)
+    verdict, passed = certified(candidates, walk, spec)
+    ships = passed or chosen
+    shipped = old if ships is None else end if ships.walked == 1 else interpolate(old, end, ships.walked).to(device)
+    shipped = shipped if ships is None else _held(shipped, data, [ships.held])[0]
     result = {
         "name": job.name,
         "target": job.target,
@@ -568,12 +583,21 @@ def run(
         "old": {name: _accuracy(one, spec) for name, one in sets.items()},
         "looks": [{"step": step, **seen} for step, _, _, seen in looks],
         "walk": walk,
-        "chosen": None if chosen is None else chosen.walked,
+        "chosen": None if chosen is None else [chosen.walked, chosen.held],
         **verdict,
         "blocked_by": blocking_task([(one.name, one.dev) for one in candidates]),
         "seconds": [round(then, 2) for then in (ready - began, trained - ready, time.perf_counter() - trained)],
     }
     return result, shipped
+
+
+def _held(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
+    """The model with the target held back by each of the amounts, as in `holdfast develop`."""
+    direction = steady_direction(features_of(model, [data.constraint, data.target])) if any(amounts) else None
+    return [
+        model if direction is None or not one else held_back(model, data.tasks.target, one, direction)
+        for one in amounts
+    ]
 
 
 def comparison(changes: dict[str, list[float]], judge: Judge, spec: TaskSpec) -> Comparison:
@@ -586,21 +610,24 @@ def comparison(changes: dict[str, list[float]], judge: Judge, spec: TaskSpec) ->
     return Comparison(spec.target, tasks)
 
 
-def certified(candidates: Sequence[Candidate], walk: Sequence[dict[str, Any]], spec: TaskSpec) -> dict[str, Any]:
+def certified(
+    candidates: Sequence[Candidate], walk: Sequence[dict[str, Any]], spec: TaskSpec
+) -> tuple[dict[str, Any], Candidate | None]:
     """The fixed sequence on the sealed images, as in `holdfast develop`: the last candidate that passes."""
     if "sealed" not in walk[0]:
-        return {}
+        return {}, None
     margins = dict.fromkeys(spec.protected, MARGIN)
     order = test_order(candidates, margins, spec.target)
-    shipped: float | None = None
+    shipped: Candidate | None = None
     for one in order:
-        sealed = next(there["sealed"] for there in walk if there["lambda"] == one.walked)
+        sealed = next(there["sealed"] for there in walk if (there["lambda"], there["held"]) == (one.walked, one.held))
         counts = {name: [int(value) for value in sealed[name][:3]] for name in spec.classes}
         asked = {**margins, spec.target: 0.0}
         if not all(passes(counts[name][1], counts[name][2], counts[name][0], asked[name], LEVEL) for name in asked):
             break
-        shipped = one.walked
-    return {"certified": shipped, "order": [one.walked for one in order]}
+        shipped = one
+    said = None if shipped is None else [shipped.walked, shipped.held]
+    return {"certified": said, "order": [[one.walked, one.held] for one in order]}, shipped
 
 
 def _judge(packed: Packed, data: RoundData, old: Classifier, name: str, job: Job, device: torch.device) -> Judge:
@@ -610,7 +637,7 @@ def _judge(packed: Packed, data: RoundData, old: Classifier, name: str, job: Job
         examples = _examples(packed, data, name, job)
         maps = lower_maps(old, examples, device)
         labels = torch.from_numpy(examples.labels).to(device)
-        cache[key] = Judge(examples, maps, labels, *scores(old, maps, labels))
+        cache[key] = Judge(examples, maps, labels, *scores(old, maps, labels)[0])
     return cache[key]
 
 
@@ -631,7 +658,7 @@ def _accuracy(judge: Judge, spec: TaskSpec) -> dict[str, float]:
     }
 
 
-def _changes(judge: Judge, after: tuple[np.ndarray, np.ndarray], spec: TaskSpec) -> dict[str, list[float]]:
+def _changes(judge: Judge, after: Scores, spec: TaskSpec) -> dict[str, list[float]]:
     """Per class: images, gained, lost, mean and spread of the change in the right class's probability."""
     result = {}
     for k, name in enumerate(spec.classes):
@@ -650,23 +677,25 @@ def _changes(judge: Judge, after: tuple[np.ndarray, np.ndarray], spec: TaskSpec)
 CHOSEN_ON, CHOSEN_AT = ("forest", "sea"), 300  # targets and size by which settings were chosen
 TARGETS, SIZES, SEEDS = ("forest", "sea", "buildings"), (100, 300, 1000), (0, 1, 2, 3, 4)
 PUBLISHED: dict[str, Any] = HoldfastConfig.published().model_dump()
-# The default of `holdfast develop` when the study was run. It has margin 1 and contrast 1 since docs/studies.md.
-DEFAULT: dict[str, Any] = {**HoldfastConfig().model_dump(), "margin": 8.0, "contrast": 0.3}
-SLOW: dict[str, Any] = {"learning_rate": 5e-5, "head_learning_rate": 1.5e-3}
-OURS = (DEFAULT, SLOW)
+DEFAULT: dict[str, Any] = HoldfastConfig().model_dump()
+SLOW: dict[str, Any] = {"learning_rate": 5e-5}
+OURS = (DEFAULT, {**SLOW, "head_learning_rate": HoldfastConfig().head_rate * SLOW["learning_rate"]})
 CORE = ("holdfast", "published", "finetune", "rm")  # five seeds; the others as many as below
 FEWER = {"gem": 1, "co2l": 2}
 
-# What was chosen among, once, on two targets at one size. The others have one setting: what the paper found best.
+# What was chosen among, once, on two targets at one size: two rates, and two weights where a method has one.
 SETTINGS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-    "finetune": [({"name": "finetune"}, {})],
-    "flyp": [({"name": "flyp"}, {})],
-    "wccl": [({"name": "wccl", "alpha": alpha}, {}) for alpha in (0.9, 0.99)],
-    "gem": [({"name": "gem", "gamma": 1.0}, {})],
-    "co2l": [({"name": "co2l"}, {})],
-    "der": [({"name": "der", "alpha": alpha}, {}) for alpha in (1.0, 10.0)],
-    "rm": [({"name": "rm", "alpha": alpha}, {}) for alpha in (1.0, 10.0)],
-    "published": [({**PUBLISHED, "beta": beta}, {}) for beta in (200.0, 2000.0)],
+    name: [(one, rate) for one in tried for rate in ({}, SLOW)]
+    for name, tried in {
+        "finetune": [{"name": "finetune"}],
+        "flyp": [{"name": "flyp"}],
+        "wccl": [{"name": "wccl", "alpha": alpha} for alpha in (0.9, 0.99)],
+        "gem": [{"name": "gem", "gamma": 1.0}],
+        "co2l": [{"name": "co2l"}],
+        "der": [{"name": "der", "alpha": alpha} for alpha in (1.0, 10.0)],
+        "rm": [{"name": "rm", "alpha": alpha} for alpha in (1.0, 10.0)],
+        "published": [{**PUBLISHED, "beta": beta} for beta in (200.0, 2000.0)],
+    }.items()
 }
 
 
@@ -697,6 +726,7 @@ def studies(name: str, chosen: dict[str, tuple[dict[str, Any], dict[str, Any]]])
             for target in TARGETS
             for key, (method, settings) in rows.items()
             if seed < (len(SEEDS) if key in CORE else FEWER.get(key, 3))
+            and (key != "finetune" or size == SIZES[0])  # it sees no constraint images: one run serves every size
         ]
         # What matters most comes first, should time run out: the other methods' first seed after three of the core's.
         return sorted(jobs, key=lambda job: job.seed if job.name in CORE else 2.5 + 2 * job.seed)
@@ -729,7 +759,7 @@ def choose_settings(results: list[dict[str, Any]]) -> dict[str, tuple[dict[str, 
             runs = [one for one in results if one["name"] == f"{key} {place}" and "error" not in one]
             if len(runs) < len(CHOSEN_ON):
                 continue
-            ends = [(one["walk"][-1]["dev"], one["target"]) for one in runs]
+            ends = [(end_of(one)["dev"], one["target"]) for one in runs]
             worst = [min((v[1] - v[2]) / v[0] for name, v in dev.items() if name != target) for dev, target in ends]
             gain = [(dev[target][1] - dev[target][2]) / dev[target][0] for dev, target in ends]
             kept = sum(one >= 0 for one in worst)
@@ -737,6 +767,11 @@ def choose_settings(results: list[dict[str, Any]]) -> dict[str, tuple[dict[str, 
         if ranked:
             chosen[key] = tried[max(ranked)[1]]
     return chosen
+
+
+def end_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What training found at the best look: λ = 1, not held back."""
+    return next(one for one in run["walk"] if one["lambda"] == 1 and not one["held"])
 
 
 def research_variants() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -809,7 +844,7 @@ def main() -> None:
     one.add_argument("--out", type=Path, required=True)
     two = commands.add_parser("run")
     two.add_argument("folder", type=Path)
-    two.add_argument("--study", nargs="+", default=["settings", "more", "main"])
+    two.add_argument("--study", nargs="+", default=["settings", "main", "more"])
     two.add_argument("--out", type=Path, required=True, help="folder for one JSON file a study")
     two.add_argument("--workers", type=int, default=1)
     two.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")

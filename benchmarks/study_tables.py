@@ -92,9 +92,9 @@ def change(counts: Sequence[float]) -> float:
     return (counts[1] - counts[2]) / counts[0]
 
 
-def at(run: Run, walked: float, judge: str) -> tuple[float, float]:
-    """Worst change of a protected class, and the target's."""
-    seen = next(one[judge] for one in run["walk"] if one["lambda"] == walked)
+def at(run: Run, spot: tuple[float, float], judge: str) -> tuple[float, float]:
+    """Worst change of a protected class, and the target's, at a λ and with the target held back by so much."""
+    seen = next(one[judge] for one in run["walk"] if (one["lambda"], one["held"]) == spot)
     return min(change(v) for name, v in seen.items() if name != run["target"]), change(seen[run["target"]])
 
 
@@ -105,8 +105,8 @@ def scenes(found: dict[str, Any]) -> str:
             mine = [one for one in found["runs"] if (one["name"], one["size"]) == (name, size) and "error" not in one]
             if not mine:
                 continue
-            ends = [at(one, 1.0, "test") for one in mine]
-            shipped = [at(one, one["certified"], "test") for one in mine if one["certified"]]
+            ends = [at(one, (1.0, 0.0), "test") for one in mine]
+            shipped = [at(one, tuple(one["certified"]), "test") for one in mine if one["certified"]]
             rows.append(
                 [
                     title,

@@ -114,7 +114,7 @@ def read_sealed_plan(
         single=single,
         confidence=certify.get("confidence", 0.95) if confidence is None else confidence,
         looks=certify.get("looks", 1),
-        candidates=max(1, len(certify.get("walk_back", ()))),
+        candidates=max(1, len(certify.get("walk_back", ())) * len(certify.get("hold_back", (0.0,)))),
         target_gain=certify.get("target_gain", True),
     )
 

@@ -134,6 +134,9 @@ class CertifyConfig(Config):
     lose does not add up."""
     walk_back: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     """lambda: candidates on the way from the old weights to the new ones."""
+    hold_back: tuple[float, ...] = (0.0, 1.0, 2.0)
+    """By how much the target's logit is lowered: each lambda gives a candidate for each of these, and those that name
+    the target less readily take fewer images away from protected classes."""
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
@@ -143,6 +146,8 @@ class CertifyConfig(Config):
                 raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1)")
         if any(not 0 < one <= 1 for one in self.walk_back):
             raise ValueError(f"walk_back {self.walk_back} must lie in (0, 1]")
+        if not self.hold_back or any(one < 0 for one in self.hold_back):
+            raise ValueError(f"hold_back {self.hold_back} must hold at least one number, and none below 0")
         return self
 
 

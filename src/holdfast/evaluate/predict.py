@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from holdfast.artifacts import PREDICTIONS
 from holdfast.data.tasks import LabelledSet
 from holdfast.data.views import look
 from holdfast.errors import TrainingError, UserError
-from holdfast.model.classifier import Classifier
+from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.towers import Preprocess
 
 Logits = Callable[[Tensor], Tensor]  # normalised pixels [n, 3, S, S] -> [n, K]
@@ -59,38 +60,73 @@ def predict(
     with torch.no_grad():
         # The texts are the same for every batch.
         logits = partial(model.logits, class_matrix=model.class_matrix()) if isinstance(model, Classifier) else model
-        predicted, losses, scores = _score(logits, examples, preprocess, batch_size, device, dtype)
+        scored = _score(lambda images: (logits(images),), examples, preprocess, batch_size, device, dtype)
+    return _table(scored[0], examples, classes)
+
+
+def predict_each(
+    model: Classifier, matrices: Sequence[Tensor], examples: LabelledSet, *, batch_size: int, device: torch.device
+) -> list[pa.Table]:
+    """:func:`predict` of models that share the image tower and differ in the class matrix: one pass of the tower."""
+
+    def logits(images: Tensor) -> list[Tensor]:
+        features = model.image_features(images)
+        return [similarity(features, matrix) / model.class_temperature for matrix in matrices]
+
+    dtype = model.towers.projection.dtype
+    with torch.no_grad():
+        scored = _score(logits, examples, model.preprocess, batch_size, device, dtype, len(matrices))
+    return [_table(one, examples, model.classes) for one in scored]
+
+
+def _table(scored: _Scores, examples: LabelledSet, classes: Sequence[str]) -> pa.Table:
     names = np.asarray(classes, dtype=object)
     labels = names[examples.labels]
-    return pa.table([list(examples.ids), labels, labels, names[predicted], losses, scores], schema=PREDICTIONS)
+    columns = [list(examples.ids), labels, labels, names[scored.predicted], scored.losses, scored.scores]
+    return pa.table(columns, schema=PREDICTIONS)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Predicted class, cross-entropy and the prediction's probability of each example."""
+
+    predicted: np.ndarray
+    losses: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def empty(cls, count: int) -> _Scores:
+        return cls(np.empty(count, dtype=np.int64), np.empty(count), np.empty(count))
+
+    def fill(self, here: slice, logits: Tensor, labels: np.ndarray) -> None:
+        # argmax and softmax see the same float64 numbers, so that score and prediction never disagree.
+        log_probabilities = logits.cpu().to(torch.float64).log_softmax(dim=1)
+        if not bool(log_probabilities.isfinite().all()):
+            last = here.start + len(logits) - 1
+            raise TrainingError("the model's logits are not finite", found=f"in examples {here.start} to {last}")
+        best = log_probabilities.max(dim=1)
+        self.predicted[here] = best.indices.numpy()
+        self.scores[here] = best.values.exp().numpy()
+        right = torch.from_numpy(np.asarray(labels, dtype=np.int64)).unsqueeze(1)
+        self.losses[here] = -log_probabilities.gather(1, right).squeeze(1).numpy()
 
 
 def _score(
-    logits: Logits,
+    logits: Callable[[Tensor], Sequence[Tensor]],
     examples: LabelledSet,
     preprocess: Preprocess,
     batch_size: int,
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predicted class, cross-entropy and the prediction's probability of each example."""
+    models: int = 1,
+) -> list[_Scores]:
+    """What each of the models that ``logits`` asks says of the examples."""
     count = len(examples)
-    predicted = np.empty(count, dtype=np.int64)
-    losses = np.empty(count, dtype=np.float64)
-    scores = np.empty(count, dtype=np.float64)
+    scored = [_Scores.empty(count) for _ in range(models)]
     for start in range(0, count, batch_size):
         here = slice(start, start + batch_size)
         pixels = examples.images(here).to(device, non_blocking=True)
         images = look(pixels, preprocess.mean, preprocess.std, None, dtype)
-        # argmax and softmax see the same float64 numbers, so that score and prediction never disagree.
-        log_probabilities = logits(images).cpu().to(torch.float64).log_softmax(dim=1)
-        if not bool(log_probabilities.isfinite().all()):
-            raise TrainingError(
-                "the model's logits are not finite", found=f"in examples {start} to {start + len(images) - 1}"
-            )
-        labels = torch.from_numpy(np.asarray(examples.labels[here], dtype=np.int64))
-        best = log_probabilities.max(dim=1)
-        predicted[here] = best.indices.numpy()
-        scores[here] = best.values.exp().numpy()
-        losses[here] = -log_probabilities.gather(1, labels.unsqueeze(1)).squeeze(1).numpy()
-    return predicted, losses, scores
+        for one, said in zip(scored, logits(images), strict=True):
+            one.fill(here, said, examples.labels[here])
+    return scored

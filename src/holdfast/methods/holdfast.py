@@ -22,6 +22,8 @@ from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
 from holdfast.runtime import world_size
 
+_FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
+
 
 class Holdfast(Method):
     """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
@@ -45,6 +47,7 @@ class Holdfast(Method):
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
         clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
+        self.distil = config.distil * min(1.0, _FEW * m / max(1, len(labels)))
         means = clean.new_zeros(m).index_add(0, labels, clean) / sizes
         self.retention = RetentionPenalty(
             m,
@@ -75,7 +78,7 @@ class Holdfast(Method):
         if self.config.replay:
             parts["replay"] = self.config.replay * self._replay(of_target, of_protected, batch)
         if old is not None:
-            parts["distil"] = self.config.distil * self._distil(logits, old, batch)
+            parts["distil"] = self.distil * self._distil(logits, old, batch)
         return StepOutput(
             parts,
             {"objective": contrast.objective},

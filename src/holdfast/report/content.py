@@ -54,6 +54,7 @@ class Candidate:
     name: str
     step: int
     walked: float
+    held: float
     dev: Comparison
     outcome: str  # shipped, passed, failed, not tested, set aside
 
@@ -200,7 +201,8 @@ def _candidate(
 ) -> Candidate:
     step = int(str(one["step"]).removeprefix("step-"))
     outcome = _outcome(str(one["name"]), list(result["order"]), result["chosen"], told)
-    return Candidate(str(one["name"]), step, float(one["lambda"]), _comparison(one["dev"], target), outcome)
+    held = float(one.get("held", 0.0))  # runs of earlier versions have none
+    return Candidate(str(one["name"]), step, float(one["lambda"]), held, _comparison(one["dev"], target), outcome)
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, told: Mapping[str, Any] | None) -> str:

@@ -294,7 +294,7 @@ def _candidates(content: RunContent) -> Markup:
     target = content.target if content.target_claimed else None
     order = {str(name): place for place, name in enumerate(content.result["order"])}
     rows: list[list[tuple[Markup | str, object]]] = []
-    for one in sorted(content.candidates, key=lambda one: (order.get(one.name, len(order)), one.walked)):
+    for one in sorted(content.candidates, key=lambda one: (order.get(one.name, len(order)), one.walked, one.held)):
         p = largest_p(Tested(f"step-{one.step:08d}", one.walked, one.dev), margins, target)
         place = order.get(one.name)
         rows.append(
@@ -302,6 +302,7 @@ def _candidates(content: RunContent) -> Markup:
                 ("–" if place is None else str(place + 1), -1 if place is None else place),
                 (one.name, one.name),
                 (f"{one.walked:g}", one.walked),
+                (f"{one.held:g}", one.held),
                 (change_mark(one.dev.target_gain), one.dev.target_gain),
                 (change_mark(one.dev.dev_safety), one.dev.dev_safety),
                 (one.dev.worst_task, one.dev.worst_task),
@@ -309,18 +310,20 @@ def _candidates(content: RunContent) -> Markup:
                 (tag("span", one.outcome, class_=f"word {one.outcome.replace(' ', '-')}"), one.outcome),
             ]
         )
-    heads = ["order", "candidate", "λ", "target, dev", "worst class, dev", "which", "largest p, dev", "sealed test"]
-    kinds = ["number", "text", "number", "number", "number", "text", "number", "text"]
-    tested = content.told is not None
-    note = (
-        "λ walks from the old model (0) to what training found (1). The order was fixed on dev images; on the sealed "
-        "images each is tested in turn, every class at the level of the look, and the first that does not pass ends it."
-        if tested
-        else "λ walks from the old model (0) to what training found (1). No sealed images were looked at."
+    heads = ["order", "candidate", "λ", "held back", "target, dev", "worst class, dev", "which", "largest p, dev"]
+    kinds = ["number", "text", "number", "number", "number", "number", "text", "number", "text"]
+    walk = (
+        "λ walks from the old model (0) to what training found (1). A candidate that is held back names the target "
+        "less readily: its logit is lowered by so much."
     )
-    return tag(
-        "div", tag("p", note, class_="note"), data_table("candidate-table", heads, kinds, rows), _frontier(content)
+    tested = (
+        "No sealed images were looked at."
+        if content.told is None
+        else "The order was fixed on dev images; on the sealed images each is tested in turn, every class at the level "
+        "of the look, and the first that does not pass ends it."
     )
+    table = data_table("candidate-table", [*heads, "sealed test"], kinds, rows)
+    return tag("div", tag("p", f"{walk} {tested}", class_="note"), table, _frontier(content))
 
 
 def _frontier(content: RunContent) -> Markup | None:

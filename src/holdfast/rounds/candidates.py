@@ -1,4 +1,4 @@
-"""What the choice is made among: the walk from the old model to the new one, ordered on dev data; the frontier."""
+"""What the choice is made among: models between the old one and the new one, ordered on dev data; the frontier."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Candidate:
     step: str
     walked: float  # λ
     dev: Comparison
+    held: float = 0.0  # by how much the target's logit is lowered
 
     @property
     def name(self) -> str:
-        """``step-00000400@0.5``."""
-        return f"{self.step}@{self.walked:g}"
+        """``step-00000400@0.5``, or ``step-00000400@0.5-held1``."""
+        return f"{self.step}@{self.walked:g}" + (f"-held{self.held:g}" if self.held else "")
 
 
 def counts_of(compared: Comparison, tasks: Iterable[str]) -> list[Counts]:

@@ -6,13 +6,16 @@ The only room that sees both models and certificates.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from holdfast._version import __version__
 from holdfast.artifacts import (
@@ -28,10 +31,11 @@ from holdfast.config import RoundConfig, parse
 from holdfast.data.tasks import LabelledSet, RoundData
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
-from holdfast.evaluate.predict import predict
+from holdfast.evaluate.predict import predict, predict_each
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
+from holdfast.model.hold_back import features_of, held_back, steady_direction
 from holdfast.model.interpolate import interpolate
 from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.rounds.decide import FIRST, Decision, decide, write_certificate_of
@@ -229,7 +233,13 @@ class _Round:
                     "target": self.data.tasks.target,
                     "protected": list(self.data.tasks.protected),
                     "candidates": [
-                        {"name": one.name, "step": one.step, "lambda": one.walked, "dev": comparison_json(one.dev)}
+                        {
+                            "name": one.name,
+                            "step": one.step,
+                            "lambda": one.walked,
+                            "held": one.held,
+                            "dev": comparison_json(one.dev),
+                        }
                         for one in candidates
                     ],
                     "dev": comparison_json(result.dev),
@@ -258,22 +268,40 @@ class _Round:
         return [candidate_name(step) for step in evaluated]
 
     def _walk(self, step: str) -> list[Candidate]:
-        """Candidates on the line from the old model to the best look, with their dev predictions."""
+        """Candidates on the line from the old model to the best look, with their dev predictions.
+
+        At each λ there are those that hold the target back by so much: they share the image tower, and one pass of it.
+        """
         self.end = load_model(self.folder.candidates / step).to(self.runtime.device)
+        amounts = sorted(set(self.config.certify.hold_back))
         candidates: list[Candidate] = []
         for walked in sorted(set(self.config.certify.walk_back)):
-            table = self._predict(self._model_at_share(walked), self.data.dev)
-            candidate = Candidate(step, walked, self._compare(self.old_dev, table))
-            if self.runtime.is_main:
-                write_predictions(self.folder.predictions(candidate.name, "dev"), table)
-            candidates.append(candidate)
+            between = self._model_at_share(walked)
+            with torch.no_grad():
+                matrices = [one.class_matrix() for one in self._held(between, amounts)]
+            tables = shared_predictions_of_each(
+                between, matrices, self.data.dev, self.config.evaluate.batch, self.runtime
+            )
+            for amount, table in zip(amounts, tables, strict=True):
+                candidate = Candidate(step, walked, self._compare(self.old_dev, table), amount)
+                if self.runtime.is_main:
+                    write_predictions(self.folder.predictions(candidate.name, "dev"), table)
+                candidates.append(candidate)
         return candidates
 
     def _model_at(self, candidate: Candidate) -> Classifier:
-        return self._model_at_share(candidate.walked)
+        return self._held(self._model_at_share(candidate.walked), [candidate.held])[0]
 
     def _model_at_share(self, walked: float) -> Classifier:
         return self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
+
+    def _held(self, model: Classifier, amounts: Sequence[float]) -> list[Classifier]:
+        """The model with the target's logit lowered by each of the amounts, by what it sees in the round's pictures."""
+        if not any(amounts):
+            return [model] * len(amounts)
+        direction = steady_direction(features_of(model, [self.data.constraint, self.data.target]))
+        target = self.data.tasks.target
+        return [held_back(model, target, amount, direction) if amount else model for amount in amounts]
 
     def _decide(self, candidates: list[Candidate]) -> Decision:
         def sealed_predictions(which: Candidate | str) -> pa.Table:
@@ -386,11 +414,30 @@ def shared_predictions(
     model: Classifier, examples: LabelledSet, classes: tuple[str, ...], batch: int, runtime: Runtime
 ) -> pa.Table:
     """:func:`predict`, with the examples shared out over the ranks and the tables put together again."""
+    share = _share(examples, runtime)
+    return _together(predict(model, share, classes, batch_size=batch, device=runtime.device), examples, runtime)
+
+
+def shared_predictions_of_each(
+    model: Classifier, matrices: Sequence[Tensor], examples: LabelledSet, batch: int, runtime: Runtime
+) -> list[pa.Table]:
+    """The same of models that differ from ``model`` in their class matrix alone."""
+    tables = predict_each(model, matrices, _share(examples, runtime), batch_size=batch, device=runtime.device)
+    return [_together(table, examples, runtime) for table in tables]
+
+
+def _share(examples: LabelledSet, runtime: Runtime) -> LabelledSet:
+    """What this rank predicts."""
     if runtime.world == 1:
-        return predict(model, examples, classes, batch_size=batch, device=runtime.device)
+        return examples
     mine = slice(runtime.rank, None, runtime.world)
-    share = LabelledSet(examples.pixels, examples.rows[mine], examples.labels[mine], examples.ids[mine])
-    table = predict(model, share, classes, batch_size=batch, device=runtime.device)
+    return LabelledSet(examples.pixels, examples.rows[mine], examples.labels[mine], examples.ids[mine])
+
+
+def _together(table: pa.Table, examples: LabelledSet, runtime: Runtime) -> pa.Table:
+    """The ranks' tables as one, in the order of the examples."""
+    if runtime.world == 1:
+        return table
     tables: list[Any] = [None] * runtime.world
     dist.all_gather_object(tables, table)
     together = pa.concat_tables(tables)

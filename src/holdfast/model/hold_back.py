@@ -1,0 +1,79 @@
+"""A class that is named less readily: its logit lowered by about the same amount on every picture, inside the weights.
+
+What a round gains on its target it can lose by taking pictures of other classes for it. Between the two stands a
+threshold, and the weights can hold it: with v such that f · v is near 1 for every picture's feature f,
+
+    E2_c <- unit(E2_c - amount · tau_0 · v)        lowers s_c(x) / tau_0 by about ``amount``
+
+which is one more factor of rank one in the class's head, so that models with it are stored, served, exported and
+developed further like any other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.data.tasks import LabelledSet, PairSet
+from holdfast.data.views import look
+from holdfast.model.classifier import Classifier, full_precision
+from holdfast.model.heads import HeadRound
+
+_RIDGE = 0.01  # of the mean square of a feature's entry: enough to keep v short where features are few
+
+
+def steady_direction(features: Tensor) -> Tensor:
+    """v with f · v as near to 1 as can be over features [n, D], by least squares with a small ridge: [D]."""
+    features = features.double()
+    moments = features.T @ features / len(features)
+    moments.diagonal().add_(_RIDGE * moments.diagonal().mean())
+    return torch.linalg.solve(moments, features.mean(dim=0))
+
+
+@torch.no_grad()
+def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: int = 500, batch: int = 250) -> Tensor:
+    """E1 of the evaluation views of at most ``most`` pictures of each set, evenly spread over it: [n, D]."""
+    weight, view = model.towers.projection, model.preprocess
+    found: list[Tensor] = []
+    for one in sets:
+        rows = torch.linspace(0, len(one) - 1, min(most, len(one))).round().long().numpy()
+        for start in range(0, len(rows), batch):
+            pixels = one.images(rows[start : start + batch]).to(weight.device)
+            found.append(model.image_features(look(pixels, view.mean, view.std, None, weight.dtype)))
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def held_back(model: Classifier, name: str, amount: float, direction: Tensor) -> Classifier:
+    """A copy of the model whose logit of class ``name`` is lower by about ``amount``; its towers are shared.
+
+    ``direction`` is :func:`steady_direction` of pictures as this model sees them.
+    """
+    held = model.with_classes(model.classes, model.prompts)
+    row = model.class_index(name)
+    move = -amount * model.class_temperature * direction
+    if held.linear is not None:
+        lowered = held.linear.detach().clone()
+        lowered[row] += move.to(lowered)
+        held.linear = nn.Parameter(lowered, requires_grad=False)
+        return held
+    # The prompts' projections P have lengths s. With V such that P-before-projection · V = s, adding U Vᵀ makes each
+    # of them s (E2 + U), whatever the number of prompts.
+    own = held.prompt_tokens[held.prompt_class == row]
+    backbone = full_precision(held.towers.text_backbone(own)).double()
+    lengths = _projected(held, backbone, name).norm(dim=1)
+    projection = held.towers.projection
+    added = HeadRound((name,), held.towers.embed_dim, held.towers.text_width, 1).requires_grad_(False)
+    added.to(device=projection.device, dtype=projection.dtype)
+    added.U[0, :, 0] = move.to(added.U)
+    added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ lengths).to(added.V)
+    held.heads.append(added)
+    return held
+
+
+def _projected(model: Classifier, backbone: Tensor, name: str) -> Tensor:
+    """W_c of the class on backbone features, before they are normalised."""
+    weight, bias = model.towers.projection.double(), model.towers.projection_bias
+    projected = backbone @ weight if bias is None else backbone @ weight + bias.double()
+    change = model.heads.change_of_one(backbone.to(model.towers.projection), name)
+    return projected if change is None else projected + change.double()

@@ -1,0 +1,112 @@
+"""A class named less readily: lowered by about the amount asked for on every picture, and the others not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holdfast.data.tasks import LabelledSet
+from holdfast.model.classifier import Classifier
+from holdfast.model.folder import load_model, save_model
+from holdfast.model.hold_back import features_of, held_back, steady_direction
+from holdfast.model.interpolate import interpolate
+from tests.model.conftest import CLASSES, PROMPTS
+
+Disturb = Callable[[nn.Module, float], None]
+
+
+def around(centre: Tensor, n: int, spread: float) -> Tensor:
+    """Unit features in a cone, as those of pictures are."""
+    noise = torch.randn(n, len(centre), generator=torch.Generator().manual_seed(5), dtype=centre.dtype)
+    return nn.functional.normalize(centre + spread * noise / len(centre) ** 0.5, dim=1)
+
+
+def test_the_direction_is_the_least_squares_one() -> None:
+    features = around(nn.functional.normalize(torch.ones(12, dtype=torch.float64), dim=0), 400, 0.8)
+    v = steady_direction(features)
+    assert ((features @ v) - 1).square().mean() < 0.02
+    mean = features.mean(dim=0)
+    plain = mean / mean.square().sum()  # the mean direction, scaled so that the mean of f · v is 1
+    assert (features @ v - 1).square().mean() < (features @ plain - 1).square().mean()
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_the_class_feature_moves_exactly_as_said(classifier: Classifier, disturb: Disturb, rounds: int) -> None:
+    """Whatever the number of prompts and the heads before: unit(E2 + U) of each prompt."""
+    for seed in range(rounds):
+        classifier.begin_round(rank=3, seed=seed)
+        disturb(classifier, 0.1)
+    prompts = (PROMPTS[0], ("the weather is foggy", "a street in thick fog", "fog"), PROMPTS[2])
+    model = classifier.with_classes(CLASSES, prompts).double().frozen_copy()
+    name, row = "foggy", 1
+    v = nn.functional.normalize(torch.randn(model.towers.embed_dim, dtype=torch.float64), dim=0)
+    held = held_back(model, name, 3.0, v)
+    before = torch.stack([model.text_features(one[None], head=row)[0] for one in _own(model, row)])
+    wanted = nn.functional.normalize(nn.functional.normalize(before - 3.0 * 0.05 * v, dim=1).mean(dim=0), dim=0)
+    torch.testing.assert_close(held.class_matrix()[row], wanted, rtol=0, atol=1e-9)
+    others = [place for place in range(len(CLASSES)) if place != row]
+    assert torch.equal(held.class_matrix()[others], model.class_matrix()[others])
+
+
+def _own(model: Classifier, row: int) -> Tensor:
+    return model.prompt_tokens[model.prompt_class == row]
+
+
+def test_logits_fall_by_about_the_amount_on_every_picture(classifier: Classifier) -> None:
+    model = classifier.double().frozen_copy()
+    centre = nn.functional.normalize(torch.randn(model.towers.embed_dim, dtype=torch.float64), dim=0)
+    features = around(centre, 300, 0.5)
+    held = held_back(model, CLASSES[-1], 1.0, steady_direction(features))
+    fall = ((features @ model.class_matrix().T) - (features @ held.class_matrix().T))[:, -1] / 0.05
+    assert fall.mean() == pytest.approx(1.0, abs=0.15)
+    assert fall.std() < 0.2
+
+
+def test_a_linear_head_moves_its_row(classifier: Classifier) -> None:
+    classifier.use_linear()
+    model = classifier.frozen_copy()
+    v = torch.randn(model.towers.embed_dim)
+    held = held_back(model, CLASSES[1], 2.0, v)
+    assert model.linear is not None
+    assert held.linear is not None
+    torch.testing.assert_close(held.linear[1], model.linear[1] - 2.0 * 0.05 * v)
+    assert torch.equal(held.linear[0], model.linear[0])
+
+
+def test_it_is_stored_served_and_developed_further(
+    classifier: Classifier, disturb: Disturb, images: Tensor, tmp_path: Path
+) -> None:
+    classifier.begin_round(rank=3, seed=1)
+    disturb(classifier, 0.1)
+    model = classifier.frozen_copy()
+    held = held_back(model, CLASSES[-1], 2.0, steady_direction(model.image_features(images)))
+    assert not torch.equal(held.logits(images)[:, -1], model.logits(images)[:, -1])
+    assert len(model.heads.rounds) == 1  # the model itself is as it was
+    save_model(held, tmp_path / "held")
+    again = load_model(tmp_path / "held")
+    assert torch.equal(again.logits(images), held.logits(images))
+    again.begin_round(rank=2, seed=3)
+    disturb(again, 0.1)
+    assert torch.equal(interpolate(held, again, 0.0).logits(images), held.logits(images))
+
+
+def test_pictures_are_taken_from_all_over_a_set(classifier: Classifier) -> None:
+    class Pixels:
+        size = 32
+
+        def __len__(self) -> int:
+            return 40
+
+        def read(self, rows: np.ndarray) -> Tensor:
+            seen.extend(rows.tolist())
+            return torch.zeros(len(rows), 3, 32, 32, dtype=torch.uint8)
+
+    seen: list[int] = []
+    examples = LabelledSet(Pixels(), np.arange(40), np.zeros(40, dtype=np.int64), tuple(str(i) for i in range(40)))
+    assert features_of(classifier, [examples], most=5, batch=3).shape == (5, classifier.towers.embed_dim)
+    assert (seen[0], seen[-1], len(set(seen))) == (0, 39, 5)

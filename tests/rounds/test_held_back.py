@@ -1,0 +1,88 @@
+"""Candidates that hold the target back: in the list, in files, and as the model that is handed back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from holdfast.artifacts import RunFolder, read_json, read_predictions
+from holdfast.config import RoundConfig, TuneConfig, parse
+from holdfast.evaluate.predict import predict
+from holdfast.model.folder import load_model
+from holdfast.rounds.develop import develop, resume_config
+from holdfast.rounds.setup import prepare_round
+from holdfast.rounds.tune import tune
+from holdfast.runtime import started
+
+TRAIN: dict[str, Any] = {"batch": 32, "images_per_task": 8, "warmup_steps": 5, "device": "cpu", "log_every": 50}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same round with candidates held back by nothing and by six, and with those held back alone."""
+    from sklearn.datasets import load_digits
+
+    values, labels = load_digits(return_X_y=True)
+    root = tmp_path_factory.mktemp("held")
+    for name, digit in (("one", 1), ("six", 6), ("four", 4)):
+        folder = root / "data" / name
+        folder.mkdir(parents=True)
+        for place in np.flatnonzero(labels == digit):
+            grey = np.round(values[place].reshape(8, 8) * (255 / 16)).astype(np.uint8)
+            Image.fromarray(grey).resize((32, 32), Image.Resampling.BICUBIC).save(folder / f"{place}.png")
+    data = {
+        "source": {"kind": "folder", "path": str(root / "data")},
+        "roles": {"base": 0.3, "dev": 0.3, "sealed": 0.0, "test": 0.1},
+        "leaks": "allow",
+    }
+    base = {
+        "classes": ["one", "six"],
+        "template": "the sign {}",
+        "objective": "cross_entropy",
+        "data": data,
+        "model": {"architecture": "tiny"},
+        "train": {**TRAIN, "steps": 80, "learning_rate": 2e-3},
+        "evaluate": {"every": 80},
+    }
+    tune(parse(TuneConfig, base, "base"), root / "base", root, quiet=True)
+    for name, hold_back in (("both", [0.0, 6.0]), ("held", [1.0])):
+        values_of_round = {
+            "task": {"target": "four", "template": "the sign {}"},
+            "data": data,
+            "model": {"start": "base/model"},
+            "train": {**TRAIN, "steps": 80, "learning_rate": 1e-3},
+            "evaluate": {"every": 80},
+            "certify": {"walk_back": [0.5, 1.0], "hold_back": hold_back},
+        }
+        develop(parse(RoundConfig, values_of_round, "round"), root / name, root, quiet=True)
+    return root
+
+
+def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
+    run = RunFolder.open(runs / "both")
+    candidates = read_json(run.result)["candidates"]
+    spots = [(one["lambda"], one["held"]) for one in candidates]
+    assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
+    assert [one["name"] for one in candidates][2:] == ["step-00000080@1", "step-00000080@1-held6"]
+    named = {
+        one["held"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
+        for one in candidates
+        if one["lambda"] == 1
+    }
+    assert named[6.0] < named[0.0]  # a logit of six: most of the pictures that it was named for are given up
+
+
+def test_what_is_handed_back_says_what_the_candidate_said(runs: Path) -> None:
+    run = RunFolder.open(runs / "held")
+    result = read_json(run.result)
+    assert result["chosen"] is not None
+    assert result["chosen"].endswith("-held1")
+    config, root = resume_config(run.root)
+    with started("cpu") as runtime:
+        data = prepare_round(config, root, runtime).assembled.data
+        again = predict(load_model(run.model), data.dev, data.tasks.classes)
+    assert again.equals(read_predictions(run.predictions(result["chosen"], "dev")))
