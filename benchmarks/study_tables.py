@@ -19,6 +19,8 @@ NAMES = {
     "default": "holdfast, default since",
     "published": "published form",
     "rm": "RM",
+    "gem": "GEM",
+    "der": "DER",
     "finetune": "fine-tuning",
 }
 

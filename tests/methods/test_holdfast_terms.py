@@ -126,3 +126,12 @@ def test_heads_learn_faster_unless_told_otherwise() -> None:
     published = {**base, "method": {"form": "published"}}
     assert parse(RoundConfig, published, "x").trained.head_learning_rate == 1e-4
     assert parse(RoundConfig, {**base, "method": {"name": "rm"}}, "x").trained.head_learning_rate is None
+
+
+def test_the_old_judgement_counts_less_where_there_is_more_to_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_data()
+    a_task = len(data.constraint) / data.tasks.num_protected
+    monkeypatch.setattr("holdfast.methods.holdfast._FEW", a_task)
+    assert built(data, distil=2.0).distil == 2.0
+    monkeypatch.setattr("holdfast.methods.holdfast._FEW", a_task / 4)
+    assert built(data, distil=2.0).distil == 1.0

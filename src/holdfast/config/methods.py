@@ -69,8 +69,8 @@ class HoldfastConfig(ContrastConfig):
     distil: NonNegativeFloat = 30.0
     """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
     constraint images, target pairs and negatives. It takes no labels. This is its weight where a protected task has 100
-    constraint images or fewer (on average); with n of them it is 100/n of that: the more there is to learn from, the
-    less the old model's judgement counts."""
+    constraint images or fewer (on average); with n of them it is sqrt(100/n) of that: the more there is to learn from,
+    the less the old model's judgement counts."""
     lift: NonNegativeFloat = 2.0
     """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
     the same measure for every class."""

@@ -47,7 +47,7 @@ class Holdfast(Method):
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
         clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
-        self.distil = config.distil * min(1.0, _FEW * m / max(1, len(labels)))
+        self.distil = config.distil * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
         means = clean.new_zeros(m).index_add(0, labels, clean) / sizes
         self.retention = RetentionPenalty(
             m,
