@@ -20,7 +20,7 @@ from holdfast.methods.base import (
 from holdfast.methods.finetune import TargetContrast
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
-from holdfast.runtime import world_size
+from holdfast.runtime import sums_by, world_size
 
 
 class Holdfast(Method):
@@ -45,7 +45,7 @@ class Holdfast(Method):
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
         clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
-        means = clean.new_zeros(m).index_add(0, labels, clean) / sizes
+        means = sums_by(labels, clean, m) / sizes
         self.retention = RetentionPenalty(
             m,
             config.beta,
