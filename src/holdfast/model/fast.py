@@ -266,7 +266,7 @@ def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Work
         )
         if isinstance(where, TextRows):
             tokens = tokens.flatten()[where.source]
-            positions = functional.embedding(where.position, text.positional_embedding)
+            positions = _rows_of(text.positional_embedding, where.position.flatten()).view(*tokens.shape, -1)
             mask = None if fuses else _own_text_before(where.text)
             owners = where.text.int()
             end, width = where.end, tokens.shape[1]
@@ -375,8 +375,9 @@ def _norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch
 class _Rows(torch.autograd.Function):
     """values[which]: one of the values [n, ...] for each of which [k].
 
-    Several texts stand in one row, and its gradients are added by a matrix product: in full precision and in a fixed
-    order, where a scatter adds in bf16 and in the order in which its threads arrive.
+    Several texts stand in one row, and every text has a first position. What comes back for one of the values is added
+    by a matrix product: in full precision and in a fixed order, where a scatter adds in the values' own and in the
+    order in which its threads arrive.
     """
 
     @staticmethod
