@@ -10,10 +10,7 @@ Exact, like :mod:`holdfast.model.fast`, and in another order of work again. With
   beside the stream (``carried``: what is meant by x is values + carried) and added where the stream is read.
 - x̂ is what a norm's backward pass needs and what the product's needs, so it is kept and x is not.
 - Gradients of gains come from those of the weights, which are a thousandth of the activations' size:
-  dgain_j = Σ_i dW'_ij W_ij with W' = W diag g. Gradients of biases are sums that other passes make on their way. Of
-  attention's three, only the queries' needs one: a softmax does not see what all keys share, so the keys' is 0, and
-  its shares add up to 1, so the values' is W₂ᵀ db₂.
-- What is done to weights alone runs on a stream of its own, beside the products.
+  dgain_j = Σ_i dW'_ij W_ij with W' = W diag g. Gradients of biases are sums that other passes make on their way.
 
 On a GPU in bf16 the passes are those of :mod:`holdfast.model.kernels`; elsewhere plain PyTorch does the same, which is
 how the tests compare it with autograd in float64.
@@ -21,8 +18,6 @@ how the tests compare it with autograd in float64.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -31,8 +26,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
-
-from holdfast.runtime import stream_for
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -85,46 +78,9 @@ def blocks(values: Tensor, weights: list[Weights], shape: Shape) -> tuple[Tensor
     with torch.no_grad():
         biases = [bias for one in weights for bias in (one[5], one[11])]
         carried = torch.stack([torch.zeros_like(biases[0]), *biases]).cumsum(dim=0)
-        aside = _Aside(shape, values.device)
-        ready: list[tuple[Weights, torch.cuda.Event | None]] = []
-        for one in weights:
-            with aside.begun():
-                ready.append((_made_ready(one, values.dtype), aside.mark()))
-    for number, (one, (folded, mark)) in enumerate(zip(weights, ready, strict=True)):
-        if mark is not None:
-            mark.wait()
-        before, behind = carried[2 * number], carried[2 * number + 1]
-        stream = cast(Tensor, _Block.apply(stream, before, behind, shape, folded, *one))
+    for number, one in enumerate(weights):
+        stream = cast(Tensor, _Block.apply(stream, carried[2 * number], carried[2 * number + 1], shape, *one))
     return stream[: shape.tokens].view(shape.images, shape.length, width), carried[-1]
-
-
-class _Aside:
-    """A stream for small passes over weights that the block's products need not wait for.
-
-    Texts run beside pictures already, and have none.
-    """
-
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.stream = stream_for(device, "weights") if device.type == "cuda" and shape.owners is None else None
-
-    @contextmanager
-    def begun(self) -> Generator[None]:
-        """Behind what has been asked for so far, beside what comes now. What is read in here stays until ``join``."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def mark(self) -> torch.cuda.Event | None:
-        """To wait for what has been begun so far."""
-        return None if self.stream is None else self.stream.record_event()
-
-    def join(self) -> None:
-        """Wait for all of it."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 class _Block(torch.autograd.Function):
@@ -132,15 +88,14 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx,
-        stream: Tensor,
-        carried: Tensor,
-        carried_on: Tensor,
-        shape: Shape,
-        folded: Weights,
-        *weights: Tensor,
+        ctx: FunctionCtx, stream: Tensor, carried: Tensor, carried_on: Tensor, shape: Shape, *weights: Tensor
     ) -> Tensor:
-        in_folded, in_folded_bias, out_weight, up_folded, up_folded_bias, down_weight = folded
+        gain_1, shift_1, in_weight, in_bias, out_weight, _ = weights[:6]
+        gain_2, shift_2, up_weight, up_bias, down_weight, _ = weights[6:]
+        dtype = stream.dtype
+        in_folded, in_folded_bias = _fold(in_weight, in_bias, gain_1, shift_1, dtype)
+        up_folded, up_folded_bias = _fold(up_weight, up_bias, gain_2, shift_2, dtype)
+        out_weight, down_weight = out_weight.to(dtype), down_weight.to(dtype)
         normed_1, scale_1 = _normed(stream, carried, shape.eps_1)
         packed = torch.addmm(in_folded_bias, normed_1, in_folded.T)
         mixed, levels = _attend(packed, shape)
@@ -162,33 +117,25 @@ class _Block(torch.autograd.Function):
         saved: tuple[Tensor, ...] = cast(Any, ctx).saved_tensors
         normed_1, scale_1, packed, mixed, levels, normed_2, scale_2, inner = saved[:8]
         in_folded, up_folded, out_weight, down_weight = saved[8:12]
-        gain_1, shift_1, in_weight, _, full_out_weight = saved[12:17]
+        gain_1, shift_1, in_weight = saved[12:15]
         gain_2, shift_2, up_weight = saved[18:21]
         gradient = gradient.contiguous()
-        aside = _Aside(shape, gradient.device)
         # x <- x + W₄ a(z) + b₄,  z = W₃ x̂ + b₃
-        of_inner, active, inner_sums = _activated_backward(gradient @ down_weight, inner, shape.quick)
-        of_up = _weight_gradient(of_inner, normed_2)
-        with aside.begun():
-            of_up_bias = inner_sums.sum(dim=0)
-            of_up, of_gain_2, of_shift_2 = _unfold(of_up, of_up_bias, up_weight, gain_2, shift_2)
+        of_inner, active, of_up_bias = _activated_backward(gradient @ down_weight, inner, shape.quick)
         of_down = _weight_gradient(gradient, active)
         del active
-        middle, sums = _normed_backward(of_inner @ up_folded, normed_2, scale_2, gradient, True)
+        of_up = _weight_gradient(of_inner, normed_2)
+        middle, of_down_bias, of_out_bias = _normed_backward(of_inner @ up_folded, normed_2, scale_2, gradient, True)
         del of_inner
+        of_up, of_gain_2, of_shift_2 = _unfold(of_up, of_up_bias, up_weight, gain_2, shift_2)
         # x <- x + W₂ attention(W₁ x̂ + b₁) + b₂
         of_out = _weight_gradient(middle, mixed)
-        of_packed, query_sums = _attend_backward(packed, mixed, middle @ out_weight, levels, shape)
+        of_packed, of_in_bias = _attend_backward(packed, mixed, middle @ out_weight, levels, shape)
         of_in = _weight_gradient(of_packed, normed_1)
-        with aside.begun():
-            of_down_bias, of_out_bias = sums.sum(dim=0).unbind(0)
-            of_query_bias = query_sums.sum(dim=0)
-            of_in_bias = torch.cat((of_query_bias, torch.zeros_like(of_query_bias), of_out_bias @ full_out_weight))
-            of_in, of_gain_1, of_shift_1 = _unfold(of_in, of_in_bias, in_weight, gain_1, shift_1)
-        before, _ = _normed_backward(of_packed @ in_folded, normed_1, scale_1, middle, False)
-        aside.join()
+        before, _, _ = _normed_backward(of_packed @ in_folded, normed_1, scale_1, middle, False)
+        of_in, of_gain_1, of_shift_1 = _unfold(of_in, of_in_bias, in_weight, gain_1, shift_1)
         return (
-            *(before, None, None, None, None),
+            *(before, None, None, None),
             *(of_gain_1, of_shift_1, of_in, of_in_bias, of_out, of_out_bias),
             *(of_gain_2, of_shift_2, of_up, of_up_bias, of_down, of_down_bias),
         )
@@ -199,13 +146,6 @@ class _Block(torch.autograd.Function):
 
 def _full(values: Tensor) -> Tensor:
     return values.float() if values.dtype == torch.bfloat16 else values
-
-
-def _made_ready(weights: Weights, dtype: torch.dtype) -> Weights:
-    """What a block multiplies by: the norms' gains and biases folded in, all in the stream's type."""
-    gain_1, shift_1, in_weight, in_bias, out_weight, _, gain_2, shift_2, up_weight, up_bias, down_weight, _ = weights
-    into, up = _fold(in_weight, in_bias, gain_1, shift_1, dtype), _fold(up_weight, up_bias, gain_2, shift_2, dtype)
-    return (*into, out_weight.to(dtype), *up, down_weight.to(dtype))
 
 
 def _weight_gradient(gradient: Tensor, values: Tensor) -> Tensor:
@@ -243,13 +183,13 @@ def _normed(values: Tensor, carried: Tensor, eps: float) -> tuple[Tensor, Tensor
 
 def _normed_backward(
     gradient: Tensor, normed: Tensor, scale: Tensor, residual: Tensor, sums: bool
-) -> tuple[Tensor, Tensor]:
-    """dx = (dx̂ - mean dx̂ - x̂ mean(dx̂ x̂)) / sd + residual, and sums of the columns of residual and dx: [P, 2, W]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx = (dx̂ - mean dx̂ - x̂ mean(dx̂ x̂)) / sd + residual, and the columns' sums of residual and dx."""
     if gradient.is_cuda:
         return cast(Any, _kernels()).normed_backward(gradient, normed, scale, residual, sums=sums)
     g, x, e = _full(gradient), _full(normed), _full(residual)
     d = (g - g.mean(dim=1, keepdim=True) - x * (g * x).mean(dim=1, keepdim=True)) * scale[:, None] + e
-    return d.to(gradient.dtype), torch.stack((e.sum(dim=0), d.sum(dim=0)))[None]
+    return d.to(gradient.dtype), e.sum(dim=0), d.sum(dim=0)
 
 
 def _activated(values: Tensor, quick: bool) -> Tensor:
@@ -260,7 +200,7 @@ def _activated(values: Tensor, quick: bool) -> Tensor:
 
 
 def _activated_backward(gradient: Tensor, values: Tensor, quick: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient through the activation, the activation once more, and sums of the gradient's columns [P, W]."""
+    """The gradient through the activation, the activation once more, and the sums of the gradient's columns."""
     if gradient.is_cuda:
         return cast(Any, _kernels()).activated_backward(gradient, values, quick=quick)
     full = _full(values)
@@ -271,7 +211,7 @@ def _activated_backward(gradient: Tensor, values: Tensor, quick: bool) -> tuple[
         gate = (1 + torch.erf(full * 0.5**0.5)) / 2
         slope = gate + full * torch.exp(-full.square() / 2) * 0.3989422804014327
     d = _full(gradient) * slope
-    return d.to(gradient.dtype), (full * gate).to(values.dtype), d.sum(dim=0)[None]
+    return d.to(gradient.dtype), (full * gate).to(values.dtype), d.sum(dim=0)
 
 
 def _attend(packed: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -295,7 +235,7 @@ def _attend(packed: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
 def _attend_backward(
     packed: Tensor, mixed: Tensor, gradient: Tensor, levels: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of packed q, k, v, 0 behind the last token, and sums of the queries' columns [P, W]."""
+    """The gradient of packed q, k, v, 0 behind the last token, and the sums of its columns."""
     if packed.is_cuda:
         result = torch.empty_like(packed)
         result[shape.tokens :].zero_()
@@ -311,7 +251,7 @@ def _attend_backward(
     each = torch.stack((of_score @ key, of_score.transpose(-1, -2) @ query, levels.transpose(-1, -2) @ g))
     result = each.permute(1, 3, 0, 2, 4).reshape(shape.tokens, packed.shape[1])
     result = functional.pad(result, (0, 0, 0, len(packed) - shape.tokens))
-    return result.to(packed.dtype), result[:, : packed.shape[1] // 3].sum(dim=0)[None]
+    return result.to(packed.dtype), result.sum(dim=0)
 
 
 def _heads(packed: Tensor, shape: Shape) -> tuple[Tensor, ...]:

@@ -98,11 +98,11 @@ def _normed_backward(
 
 def normed_backward(
     gradient: Tensor, normed: Tensor, scale: Tensor, residual: Tensor, *, sums: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the values: that of x̂ taken back through the norm, plus what the residual stream brings.
 
-    Written over ``gradient``. With ``sums``, also partial sums [P, 2, W] of the columns of ``residual`` and of the
-    result: the gradients of the biases that were added behind and before this norm.
+    Written over ``gradient``. With ``sums``, also the columns' sums of ``residual`` and of the result: the gradients
+    of the biases that were added behind and before this norm.
     """
     rows, width = gradient.shape
     r = 4
@@ -113,7 +113,8 @@ def normed_backward(
         gradient, normed, scale, residual, gradient, partial, rows, steps,
         WIDTH=width, BLOCK=triton.next_power_of_2(width), R=r, SUMS=sums, num_warps=4,
     )  # fmt: skip
-    return gradient, partial
+    both = partial.sum(dim=0) if sums else partial[0]
+    return gradient, both[0], both[1]
 
 
 # -- activation -------------------------------------------------------------------------------------------------------
@@ -179,8 +180,8 @@ def _activated_backward(
 
 
 def activated_backward(gradient: Tensor, values: Tensor, *, quick: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient through the activation (written over ``gradient``), the activation once more, and partial sums of
-    the first's columns: [T, W], [T, W], [P, W]."""
+    """The gradient through the activation (written over ``gradient``), the activation once more, and the columns' sums
+    of the first: [T, W], [T, W], [W]."""
     rows, width = values.shape
     block, r = min(1024, triton.next_power_of_2(width)), 2
     columns = triton.cdiv(width, block)
@@ -191,7 +192,7 @@ def activated_backward(gradient: Tensor, values: Tensor, *, quick: bool) -> tupl
         gradient, values, active, partial, rows, triton.cdiv(rows, r * programs),
         WIDTH=width, BLOCK=block, R=r, QUICK=quick, num_warps=4,
     )  # fmt: skip
-    return gradient, active, partial
+    return gradient, active, partial.sum(dim=0)
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int, ow
     _attend[(images * heads,)](
         packed, _tiles(packed, images, length, m), out, levels, levels if owners is None else owners,
         length, span, heads, _SHARP,
-        OWNED=owners is not None, M=m, N1=n1, N2=n2, N3=n3, D=_HEAD, num_warps=4, num_stages=2,
+        OWNED=owners is not None, M=m, N1=n1, N2=n2, N3=n3, D=_HEAD, num_warps=4, num_stages=3,
     )  # fmt: skip
     return levels
 
@@ -311,7 +312,8 @@ def _attend_backward(
     """All keys and values of a picture's head at once, its queries N at a time; scores stand on their side [M, N].
 
     The copy engine brings what the loop reads: a fence in the loop (before a product that reads what threads have
-    written) waits for every load of the threads' own.
+    written) waits for every load of the threads' own. Sums of columns are biases' gradients. Those of the keys are 0, a
+    softmax does not see what all keys share; its shares add up to 1, so that those of the values are the gradient's.
     """
     image, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     stride = 3 * heads * D
@@ -333,12 +335,14 @@ def _attend_backward(
     dk = tl.zeros((M, D), dtype=tl.float32)
     dv = tl.zeros((M, D), dtype=tl.float32)
     sum_q = tl.zeros((D, N), dtype=tl.float32)
+    sum_v = tl.zeros((N, D), dtype=tl.float32)
     to = result + at + row[:, None] * stride + size[None, :]
     for start in range(0, length, N):
         q = queries.load([image, start, column]).reshape(N, D)
         g = gradients.load([image, start, column]).reshape(N, D)
-        o = outs.load([image, start, column]).reshape(N, D)
-        delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), axis=1)
+        o = outs.load([image, start, column]).reshape(N, D).to(tl.float32)
+        sum_v += g.to(tl.float32)
+        delta = tl.sum(o * g.to(tl.float32), axis=1)
         p = tl.exp2(tl.dot(k, tl.trans(q)) * sharp + level[None, :])
         if OWNED:
             of = tl.load(owners + start + row, mask=start + row < length, other=-3)
@@ -355,23 +359,26 @@ def _attend_backward(
         level = tl.load(levels + tl.minimum(start + N, span - N) + row)
     to_keys.store([image, 0, between + column], (dk * soft).to(k.dtype).reshape(1, M, D))
     to_keys.store([image, 0, 2 * between + column], dv.to(k.dtype).reshape(1, M, D))
-    tl.store(sums + image * between + column + size, tl.sum(sum_q, axis=1))
+    sums += image * stride + column + size
+    tl.store(sums, tl.sum(sum_q, axis=1))
+    tl.store(sums + between, tl.zeros((D,), dtype=tl.float32))
+    tl.store(sums + 2 * between, tl.sum(sum_v, axis=0))
 
 
 def attend_backward(
     packed: Tensor, out: Tensor, gradient: Tensor, levels: Tensor, result: Tensor, images: int, length: int, heads: int,
     owners: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums over each picture of q's columns."""
+    """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums of its columns [3·heads·D]."""
     m, n = max(64, triton.next_power_of_2(length)), 32
-    sums = torch.empty(images, out.shape[1], dtype=torch.float32, device=packed.device)
+    sums = torch.empty(images, packed.shape[1], dtype=torch.float32, device=packed.device)
     queries, gradients, outs = (_tiles(one, images, length, n) for one in (packed, gradient, out))
     _attend_backward[(images * heads,)](
         packed, result, queries, gradients, outs, _tiles(result, images, length, m), levels,
         levels if owners is None else owners, sums, length, levels.shape[1], heads, _SHARP, _HEAD**-0.5,
         OWNED=owners is not None, M=m, N=n, D=_HEAD, num_warps=8, num_stages=3,
     )  # fmt: skip
-    return sums
+    return sums.sum(dim=0)
 
 
 # -- a norm's gain and bias inside the product behind it --------------------------------------------------------------
