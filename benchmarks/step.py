@@ -72,7 +72,7 @@ class Kernels:
         return "\n".join(lines)
 
 
-def at_once(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:
+def at_once(device: torch.device, function: Callable[[], Any], *, on_its_own: bool) -> Callable[[], Any]:
     """In place of ``fast.beside``: everything on one stream."""
     value = function()
     return lambda: value

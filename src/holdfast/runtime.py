@@ -101,6 +101,18 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return total
 
 
+def sums_by(index: Tensor, values: Tensor, size: int) -> Tensor:
+    """Sum of the values [n, ...] of each index [n]: [size, ...], in a fixed order.
+
+    On a GPU ``index_add`` adds in the order in which its threads arrive, so that two runs from one seed part in the
+    last bit; there the values are sorted first.
+    """
+    zeros = values.new_zeros(size, *values.shape[1:])
+    if values.is_cuda:
+        return zeros.index_put((index,), values, accumulate=True)
+    return zeros.index_add(0, index, values)
+
+
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether the flag is up on any rank."""
     if not dist.is_initialized():

@@ -57,6 +57,15 @@ def value_and_gradient(model: OpenClipTowers, how: fast.Working | None, what: st
     return {"value": found.detach(), **gradients}
 
 
+def test_a_row_that_is_picked_several_times_has_the_sum_of_its_gradients() -> None:
+    values, which = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True), torch.tensor([3, 0, 3, 3, 1])
+    weight = torch.randn(5, 3, 4, dtype=torch.float64)
+    got, expected = fast._rows_of(values, which), values[which]
+    assert torch.equal(got, expected)
+    gradients = [torch.autograd.grad((weight * found).sum(), values)[0] for found in (got, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("what", ["image", "text"])
 @pytest.mark.parametrize("changes", [{}, {"quick_gelu": True}, {"vision_cfg": {"no_ln_pre": True}}], ids=str)
 def test_value_and_gradient_are_those_of_the_modules(what: str, changes: dict[str, Any]) -> None:

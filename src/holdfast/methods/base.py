@@ -15,7 +15,7 @@ from holdfast.data.views import look
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.fast import beside
 from holdfast.objective.estimators import commit_all
-from holdfast.runtime import sum_over_ranks, world_size
+from holdfast.runtime import sum_over_ranks, sums_by, world_size
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def balanced_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     losses = cross_entropy(logits, labels)
     zeros = losses.new_zeros(logits.shape[1])
     count = sum_over_ranks(zeros.index_add(0, labels, torch.ones_like(losses)))
-    per_class = zeros.index_add(0, labels, losses) / count.clamp(min=1)
+    per_class = sums_by(labels, losses, logits.shape[1]) / count.clamp(min=1)
     return world_size() * per_class.sum() / (count > 0).sum()
 
 

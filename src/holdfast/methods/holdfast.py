@@ -20,7 +20,7 @@ from holdfast.methods.base import (
 from holdfast.methods.finetune import TargetContrast
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
-from holdfast.runtime import world_size
+from holdfast.runtime import sums_by, world_size
 
 _FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
 
@@ -48,7 +48,7 @@ class Holdfast(Method):
         clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
         self.distil = config.distil * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
-        means = clean.new_zeros(m).index_add(0, labels, clean) / sizes
+        means = sums_by(labels, clean, m) / sizes
         self.retention = RetentionPenalty(
             m,
             config.beta,

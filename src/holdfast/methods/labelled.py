@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.data.tasks import Batch, RoundData
 from holdfast.methods.base import Method, class_logits, cross_entropy
 from holdfast.model.classifier import Classifier
-from holdfast.runtime import sum_over_ranks, world_size
+from holdfast.runtime import sum_over_ranks, sums_by, world_size
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def task_means(losses: Tensor, tasks: Tensor, num_tasks: int) -> TaskMeans:
     """L_k = mean over B_k of the losses [n] of its examples, for every k that has some."""
     zeros = losses.new_zeros(num_tasks)
     count = sum_over_ranks(zeros.index_add(0, tasks, torch.ones_like(losses)))
-    local = zeros.index_add(0, tasks, losses) / count.clamp(min=1)
+    local = sums_by(tasks, losses, num_tasks) / count.clamp(min=1)
     mean = torch.where(count > 0, sum_over_ranks(local), torch.nan)
     return TaskMeans(world_size() * local, mean, (count > 0).sum())
 

@@ -19,11 +19,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, Transformer, VisionTransformer
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -265,7 +266,7 @@ def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Work
         )
         if isinstance(where, TextRows):
             tokens = tokens.flatten()[where.source]
-            positions = functional.embedding(where.position, text.positional_embedding)
+            positions = _rows_of(text.positional_embedding, where.position.flatten()).view(*tokens.shape, -1)
             mask = None if fuses else _own_text_before(where.text)
             owners = where.text.int()
             end, width = where.end, tokens.shape[1]
@@ -371,6 +372,37 @@ def _norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch
     return functional.layer_norm(_full(values), (values.shape[-1],), weight, bias, eps).to(dtype)
 
 
+class _Rows(torch.autograd.Function):
+    """values[which]: one of the values [n, ...] for each of which [k].
+
+    Several texts stand in one row, and every text has a first position. What comes back for one of the values is added
+    by a matrix product: in full precision and in a fixed order, where a scatter adds in the values' own and in the
+    order in which its threads arrive.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, values: Tensor, which: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(which)
+        cast(Any, ctx).count = len(values)
+        return values.index_select(0, which)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        (which,) = cast("tuple[Tensor, ...]", cast(Any, ctx).saved_tensors)
+        count: int = cast(Any, ctx).count
+        picked = torch.arange(count, device=which.device)[:, None] == which  # [n, k]
+        added = picked.to(gradient.dtype) @ gradient.flatten(1)
+        return added.view(count, *gradient.shape[1:]), None
+
+
+def _rows_of(values: Tensor, which: Tensor) -> Tensor:
+    return cast(Tensor, _Rows.apply(values, which))
+
+
 def _linear(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.linear(values, weight.to(values.dtype), bias.to(values.dtype))
 
@@ -446,7 +478,7 @@ def _last_block(
     else:
         at_end = values.reshape(-1, width).index_select(0, at)
         normed_at_end = normed.reshape(-1, width).index_select(0, at)
-        normed = normed.index_select(0, at // length)
+        normed = _rows_of(normed, at // length)
     k = len(at_end)
     query = _linear(normed_at_end, in_weight[:width], in_bias[:width]).view(k, heads, size).transpose(0, 1)
     of_keys, of_values = in_weight[width:].to(values.dtype).view(2, heads, size, width).unbind(0)

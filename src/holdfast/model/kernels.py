@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _LONGEST = 256  # tokens that one program of the attention kernels holds at once
 _HEAD = 64
@@ -198,10 +199,8 @@ def activated_backward(gradient: Tensor, values: Tensor, *, quick: bool) -> tupl
 
 
 @triton.jit
-def _scores(
-    q, k, row, owner, owners, start, length, sharp, N: tl.constexpr, ENDS: tl.constexpr, OWNED: tl.constexpr
-):  # fmt: skip
-    s = tl.dot(q, tl.trans(k)) * sharp
+def _scores(q, k, row, owner, owners, start, length, N: tl.constexpr, ENDS: tl.constexpr, OWNED: tl.constexpr):
+    s = tl.dot(q, tl.trans(k))
     column = start + tl.arange(0, N)
     if OWNED:
         of = tl.load(owners + column, mask=column < length, other=-2)
@@ -213,16 +212,15 @@ def _scores(
 
 @triton.jit
 def _attend(
-    packed, out, levels, owners, length, heads, sharp, pieces,
+    packed, queries, out, levels, owners, length, span, heads, sharp,
     OWNED: tl.constexpr, M: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """All keys and values of a picture's head at once, its queries M at a time."""
-    head = tl.program_id(0)
-    image, head = head // heads, head % heads
+    image, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     stride = 3 * heads * D
     base = packed + (image.to(tl.int64) * length * stride + head * D)
     to = out + (image.to(tl.int64) * length * heads * D + head * D)
-    level = levels + tl.program_id(0).to(tl.int64) * length
+    levels += tl.program_id(0) * span
     owners += image * length
     size = tl.arange(0, D)
     of_keys = base + heads * D + size[None, :]
@@ -238,35 +236,35 @@ def _attend(
         n3 = N1 + N2 + tl.arange(0, N3)[:, None]
         k3 = tl.load(of_keys + n3 * stride, mask=n3 < length, other=0.0)
         v3 = tl.load(of_values + n3 * stride, mask=n3 < length, other=0.0)
-    for piece in range(pieces):
-        row = piece * M + tl.arange(0, M)
-        mine = (row < length)[:, None]
-        q = tl.load(base + row[:, None] * stride + size[None, :], mask=mine, other=0.0)
+    for start in range(0, length, M):
+        row = start + tl.arange(0, M)
+        q = queries.load([image, start, head * D]).reshape(M, D)
         owner = row
         if OWNED:
             owner = tl.load(owners + row, mask=row < length, other=-3)
-        s1 = _scores(q, k1, row, owner, owners, 0, length, sharp, N1, N2 == 0, OWNED)
+        s1 = _scores(q, k1, row, owner, owners, 0, length, N1, N2 == 0, OWNED)
         top = tl.max(s1, axis=1)
         if N2 > 0:
-            s2 = _scores(q, k2, row, owner, owners, N1, length, sharp, N2, N3 == 0, OWNED)
+            s2 = _scores(q, k2, row, owner, owners, N1, length, N2, N3 == 0, OWNED)
             top = tl.maximum(top, tl.max(s2, axis=1))
         if N3 > 0:
-            s3 = _scores(q, k3, row, owner, owners, N1 + N2, length, sharp, N3, True, OWNED)
+            s3 = _scores(q, k3, row, owner, owners, N1 + N2, length, N3, True, OWNED)
             top = tl.maximum(top, tl.max(s3, axis=1))
-        p1 = tl.exp2(s1 - top[:, None])
+        top *= sharp
+        p1 = tl.exp2(s1 * sharp - top[:, None])
         total = tl.sum(p1, axis=1)
         mixed = tl.dot(p1.to(q.dtype), v1)
         if N2 > 0:
-            p2 = tl.exp2(s2 - top[:, None])
+            p2 = tl.exp2(s2 * sharp - top[:, None])
             total += tl.sum(p2, axis=1)
             mixed = tl.dot(p2.to(q.dtype), v2, mixed)
         if N3 > 0:
-            p3 = tl.exp2(s3 - top[:, None])
+            p3 = tl.exp2(s3 * sharp - top[:, None])
             total += tl.sum(p3, axis=1)
             mixed = tl.dot(p3.to(q.dtype), v3, mixed)
-        mixed = mixed / total[:, None]
-        tl.store(to + row[:, None] * heads * D + size[None, :], mixed.to(q.dtype), mask=mine)
-        tl.store(level + row, top + tl.log2(total), mask=row < length)
+        mixed *= (1.0 / total)[:, None]
+        tl.store(to + row[:, None] * heads * D + size[None, :], mixed.to(q.dtype), mask=(row < length)[:, None])
+        tl.store(levels + row, tl.where(row < length, -top - tl.log2(total), float("-inf")))
 
 
 def _pieces(length: int, most: int) -> tuple[int, ...]:
@@ -281,85 +279,90 @@ def _pieces(length: int, most: int) -> tuple[int, ...]:
     return (*pieces, 0, 0)[: max(3, len(pieces))]
 
 
+def _tiles(values: Tensor, images: int, length: int, rows: int) -> TensorDescriptor:
+    """Rows of one head of one picture [T, ...·D], fetched by the card's copy engine; 0 behind the picture's last."""
+    width = values.shape[1]
+    return TensorDescriptor(values, [images, length, width], [length * width, width, 1], [1, rows, _HEAD])
+
+
 def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int, owners: Tensor | None = None) -> Tensor:
     """softmax(q kᵀ / sqrt(D)) v for every picture and head, from packed q, k, v [T, 3·heads·D] into ``out`` [T, W].
 
     With ``owners`` (int32 [images, length]) a place sees what stands before it and has its owner, itself included.
-    Returns the levels [images·heads, length], log2 of the softmax's denominator, that the backward pass needs.
+    Returns what the backward pass needs, the levels [images·heads, length and more]: log2 of the softmax's denominator
+    with its sign turned, -inf behind the last token.
     """
-    levels = torch.empty(images * heads, length, dtype=torch.float32, device=packed.device)
+    m = 64
+    span = triton.cdiv(length, m) * m
+    levels = torch.empty(images * heads, span, dtype=torch.float32, device=packed.device)
     n1, n2, n3 = _pieces(length, 128)
     _attend[(images * heads,)](
-        packed, out, levels, levels if owners is None else owners, length, heads, _SHARP, triton.cdiv(length, 64),
-        OWNED=owners is not None, M=64, N1=n1, N2=n2, N3=n3, D=_HEAD, num_warps=4, num_stages=2,
+        packed, _tiles(packed, images, length, m), out, levels, levels if owners is None else owners,
+        length, span, heads, _SHARP,
+        OWNED=owners is not None, M=m, N1=n1, N2=n2, N3=n3, D=_HEAD, num_warps=4, num_stages=3,
     )  # fmt: skip
     return levels
 
 
 @triton.jit
-def _attend_backward(  # noqa: PLR0915
-    packed, out, gradient, levels, owners, result, sums, deltas, length, heads, sharp, soft, pieces,
+def _attend_backward(
+    packed, result, queries, gradients, outs, to_keys, levels, owners, sums, length, span, heads, sharp, soft,
     OWNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """All keys and values of a picture's head at once, its queries N at a time; scores stand on their side [M, N]."""
-    image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    """All keys and values of a picture's head at once, its queries N at a time; scores stand on their side [M, N].
+
+    The copy engine brings what the loop reads: a fence in the loop (before a product that reads what threads have
+    written) waits for every load of the threads' own. Sums of columns are biases' gradients. Those of the keys are 0, a
+    softmax does not see what all keys share; its shares add up to 1, so that those of the values are the gradient's.
+    """
+    image, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     stride = 3 * heads * D
     between = heads * D
-    queries = packed + (image * length * stride + head * D)
-    to = result + (image * length * stride + head * D)
-    g_at = gradient + (image * length * between + head * D)
-    o_at = out + (image * length * between + head * D)
-    level_at = levels + tl.program_id(0).to(tl.int64) * length
-    delta_at = deltas + tl.program_id(0).to(tl.int64) * length
+    column = head * D
+    at = image.to(tl.int64) * length * stride + column
+    levels += tl.program_id(0) * span
     owners += image * length
     key = tl.arange(0, M)
     size = tl.arange(0, D)
-    there = key[:, None] < length
-    k = tl.load(queries + between + key[:, None] * stride + size[None, :], mask=there, other=0.0)
-    v = tl.load(queries + 2 * between + key[:, None] * stride + size[None, :], mask=there, other=0.0)
-    # delta = Σ out · gradient of every query, first: in the loop below its loads would be waited for.
-    whole = key[:, None] * between + size[None, :]
-    every = tl.load(o_at + whole, mask=there, other=0.0).to(tl.float32)
-    every *= tl.load(g_at + whole, mask=there, other=0.0).to(tl.float32)
-    tl.store(delta_at + key, tl.sum(every, axis=1), mask=key < length)
-    tl.debug_barrier()
-    dk = tl.zeros((M, D), dtype=tl.float32)
-    dv = tl.zeros((M, D), dtype=tl.float32)
-    sum_q = tl.zeros((D,), dtype=tl.float32)
     row = tl.arange(0, N)
-    next_level = tl.load(level_at + row, mask=row < length, other=float("inf"))
-    next_delta = tl.load(delta_at + row, mask=row < length, other=0.0)
+    there = key[:, None] < length
+    of_keys = packed + at + between + key[:, None] * stride + size[None, :]
+    k = tl.load(of_keys, mask=there, other=0.0)
+    v = tl.load(of_keys + between, mask=there, other=0.0)
+    level = tl.load(levels + row)
     if OWNED:
         owner = tl.load(owners + key, mask=key < length, other=-2)
-    for piece in range(pieces):
-        row = piece * N + tl.arange(0, N)
-        here = row[:, None] < length
-        level, delta = next_level, next_delta
-        q = tl.load(queries + row[:, None] * stride + size[None, :], mask=here, other=0.0)
-        g = tl.load(g_at + row[:, None] * between + size[None, :], mask=here, other=0.0)
-        next_level = tl.load(level_at + row + N, mask=row + N < length, other=float("inf"))
-        next_delta = tl.load(delta_at + row + N, mask=row + N < length, other=0.0)
-        p = tl.exp2(tl.dot(k, tl.trans(q)) * sharp - level[None, :])
+    dk = tl.zeros((M, D), dtype=tl.float32)
+    dv = tl.zeros((M, D), dtype=tl.float32)
+    sum_q = tl.zeros((D, N), dtype=tl.float32)
+    sum_v = tl.zeros((N, D), dtype=tl.float32)
+    to = result + at + row[:, None] * stride + size[None, :]
+    for start in range(0, length, N):
+        q = queries.load([image, start, column]).reshape(N, D)
+        g = gradients.load([image, start, column]).reshape(N, D)
+        o = outs.load([image, start, column]).reshape(N, D).to(tl.float32)
+        sum_v += g.to(tl.float32)
+        delta = tl.sum(o * g.to(tl.float32), axis=1)
+        p = tl.exp2(tl.dot(k, tl.trans(q)) * sharp + level[None, :])
         if OWNED:
-            of = tl.load(owners + row, mask=row < length, other=-3)
-            p = tl.where((owner[:, None] == of[None, :]) & (key[:, None] <= row[None, :]), p, 0.0)
+            of = tl.load(owners + start + row, mask=start + row < length, other=-3)
+            p = tl.where((owner[:, None] == of[None, :]) & (key[:, None] <= (start + row)[None, :]), p, 0.0)
         else:
             p = tl.where(there, p, 0.0)
         dp = tl.dot(v, tl.trans(g))
         dv = tl.dot(p.to(g.dtype), g, dv)
         ds = (p * (dp - delta[None, :])).to(g.dtype)
         dk = tl.dot(ds, q, dk)
-        dq = tl.trans(tl.dot(tl.trans(k), ds)) * soft
-        tl.store(to + row[:, None] * stride + size[None, :], dq.to(g.dtype), mask=here)
-        sum_q += tl.sum(dq, axis=0)
-    dk *= soft
-    of_keys = key[:, None] * stride + size[None, :]
-    tl.store(to + between + of_keys, dk.to(result.dtype.element_ty), mask=there)
-    tl.store(to + 2 * between + of_keys, dv.to(result.dtype.element_ty), mask=there)
-    mine = sums + (image * stride + head * D) + size
-    tl.store(mine, sum_q)
-    tl.store(mine + between, tl.sum(dk, axis=0))
-    tl.store(mine + 2 * between, tl.sum(dv, axis=0))
+        dq = tl.dot(tl.trans(k), ds) * soft
+        sum_q += dq
+        tl.store(to + start * stride, tl.trans(dq).to(g.dtype), mask=(row < length - start)[:, None])
+        level = tl.load(levels + tl.minimum(start + N, span - N) + row)
+    to_keys.store([image, 0, between + column], (dk * soft).to(k.dtype).reshape(1, M, D))
+    to_keys.store([image, 0, 2 * between + column], dv.to(k.dtype).reshape(1, M, D))
+    sums += image * stride + column + size
+    tl.store(sums, tl.sum(sum_q, axis=1))
+    tl.store(sums + between, tl.zeros((D,), dtype=tl.float32))
+    tl.store(sums + 2 * between, tl.sum(sum_v, axis=0))
 
 
 def attend_backward(
@@ -367,13 +370,13 @@ def attend_backward(
     owners: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums of its columns [3·heads·D]."""
-    n = 32
+    m, n = max(64, triton.next_power_of_2(length)), 32
     sums = torch.empty(images, packed.shape[1], dtype=torch.float32, device=packed.device)
+    queries, gradients, outs = (_tiles(one, images, length, n) for one in (packed, gradient, out))
     _attend_backward[(images * heads,)](
-        packed, out, gradient, levels, levels if owners is None else owners, result, sums, torch.empty_like(levels),
-        length, heads, _SHARP, _HEAD**-0.5, triton.cdiv(length, n),
-        OWNED=owners is not None, M=max(64, triton.next_power_of_2(length)), N=n, D=_HEAD,
-        num_warps=8, num_stages=3,
+        packed, result, queries, gradients, outs, _tiles(result, images, length, m), levels,
+        levels if owners is None else owners, sums, length, levels.shape[1], heads, _SHARP, _HEAD**-0.5,
+        OWNED=owners is not None, M=m, N=n, D=_HEAD, num_warps=8, num_stages=3,
     )  # fmt: skip
     return sums.sum(dim=0)
 
@@ -435,7 +438,7 @@ def unfold(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From the gradients of :func:`fold`'s two results to those of weight (over ``gradient``), gain and shift."""
     rows, width = weight.shape
-    block, r, steps = 128, 8, 4
+    block, r, steps = 256, 8, 4
     programs = triton.cdiv(rows, r * steps)
     partial = torch.empty(programs, 2, width, dtype=torch.float32, device=weight.device)
     _unfold[(triton.cdiv(width, block), programs)](

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.errors import UserError
+from holdfast.runtime import sums_by
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,5 @@ def tokenize_prompts(
 
 def class_means(features: Tensor, class_of: Tensor, num_classes: int) -> Tensor:
     """Mean of each class's unit features, normalised again: [P, D], [P] -> [K, D]."""
-    sums = torch.zeros(num_classes, features.shape[1], dtype=features.dtype, device=features.device)
     # The mean and the sum point the same way, so the division by the count is left to the normalisation.
-    return functional.normalize(sums.index_add(0, class_of, features), dim=-1)
+    return functional.normalize(sums_by(class_of, features, num_classes), dim=-1)

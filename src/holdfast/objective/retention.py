@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.objective.estimators import Deferred, MovingAverage, commit_all
-from holdfast.runtime import sum_over_ranks, world_size
+from holdfast.runtime import sum_over_ranks, sums_by, world_size
 
 Schedule = Literal["constant", "cosine"]
 _Z95 = 1.6448536269514722
@@ -106,12 +106,12 @@ class RetentionPenalty(Deferred):
         count = sum_over_ranks(zeros.index_add(0, tasks, torch.ones_like(difference)))
         present = count > 0
         share = 1 / count.clamp(min=1)
-        local = zeros.index_add(0, tasks, difference) * share  # this rank's part of ĥ_k
+        local = sums_by(tasks, difference, self.num_tasks) * share  # this rank's part of ĥ_k
         h = sum_over_ranks(local)
         u = self.u.propose_everywhere(h, present)
         constraint, differentiable = u + self.ask, local
         if self.second_moment is not None:
-            local_square = zeros.index_add(0, tasks, difference.square()) * share
+            local_square = sums_by(tasks, difference.square(), self.num_tasks) * share
             square = self.second_moment.propose_everywhere(sum_over_ranks(local_square), present)
             spread = (square - u.square()).clamp(min=0).sqrt()
             moved = spread > 1e-6  # at w_old the spread is nil and has no gradient
