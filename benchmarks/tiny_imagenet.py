@@ -238,7 +238,8 @@ def round_config(folder: Path, method: dict[str, Any], rate: float, seed: int, *
             "method": method,
             "train": {**TRAIN, "learning_rate": rate},
             "evaluate": {"every": TRAIN["steps"] // 2, "keep_candidates": 1},
-            "certify": {"margin": MARGIN, "looks": 1, "look": look, "ledger": folder / "ledger"},
+            # The target is not held back here: candidates are those that the study was begun with.
+            "certify": {"margin": MARGIN, "looks": 1, "look": look, "hold_back": [0.0], "ledger": folder / "ledger"},
         }
     )
 
