@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks import scene_tables as tables
+from benchmarks import scenes
 
 
-def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tuple[int, int]) -> dict[str, Any]:
+def made_up(seed: int, certified: list[float] | None, half: tuple[int, int], full: tuple[int, int]) -> dict[str, Any]:
     """``half``, ``full``: images lost by `sea`, gained by the target, of 100; sealed: ten times the lost, of 500."""
 
     def counts(images: int, lost: int, gained: int) -> dict[str, list[int]]:
@@ -22,7 +23,7 @@ def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tup
         }
 
     def walked(at: float, lost: int, gained: int) -> dict[str, Any]:
-        return {"lambda": at, "test": counts(100, lost, gained), "sealed": counts(500, 10 * lost, gained)}
+        return {"lambda": at, "held": 0.0, "test": counts(100, lost, gained), "sealed": counts(500, 10 * lost, gained)}
 
     return {
         "name": "holdfast",
@@ -36,12 +37,12 @@ def made_up(seed: int, certified: float | None, half: tuple[int, int], full: tup
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[dict[str, Any]]:
-    worse = {"walk": made_up(2, 1.0, (0, 10), (4, 20))["walk"]}
+    worse = {"walk": made_up(2, [1.0, 0.0], (0, 10), (4, 20))["walk"]}
     for one in worse["walk"]:
         one["sealed"]["sea"][2] = 0
     given = [
-        made_up(3, 0.5, (0, 10), (5, 30)),  # certified half way, and nothing lost there
-        made_up(2, 1.0, (0, 10), (0, 20)) | worse,  # certified at the end, though sea lost four test images
+        made_up(3, [0.5, 0.0], (0, 10), (5, 30)),  # certified half way, and nothing lost there
+        made_up(2, [1.0, 0.0], (0, 10), (0, 20)) | worse,  # certified at the end, though sea lost four test images
         made_up(1, None, (0, 10), (0, 40)),  # undecided: the old model, whatever the new one does
         {"name": "holdfast", "target": "forest", "size": 100, "seed": 0, "error": "gradient not finite"},
     ]
@@ -75,7 +76,7 @@ def test_nothing_handed_back_has_no_mean(runs: list[dict[str, Any]]) -> None:
 
 def test_rows_of_the_main_table(runs: list[dict[str, Any]]) -> None:
     lines = tables.main_table(runs, "forest").splitlines()
-    assert lines[2].startswith("| holdfast, margin 8 | 1/2 (+1 old) | -2.0 / +15.0 | 2/3 | – | – / – | – |")
+    assert lines[2].startswith("| **holdfast** | 1/2 (+1 old) | -2.0 / +15.0 | 2/3 | – | – / – | – |")
 
 
 def test_change_over_two_rounds_is_a_difference_of_counts(runs: list[dict[str, Any]]) -> None:
@@ -89,5 +90,12 @@ def test_change_over_two_rounds_is_a_difference_of_counts(runs: list[dict[str, A
 
 def test_the_published_results_still_read() -> None:
     found = tables.load(Path(tables.__file__).parent / "results")
-    assert len(found["main"]) == 195
+    assert len(found["main"]) == 285 + 30  # fine-tuning's fifteen stand for two more sizes
     assert "### Two rounds" in tables.page(found)
+
+
+def test_recorded_choices_are_those_of_todays_rules() -> None:
+    found = json.loads((Path(tables.__file__).parent / "results" / "scenes-main.json").read_text())["runs"]
+    for run in found[::12]:
+        again = scenes.rejudged(run)
+        assert (again["chosen"], again["order"], again["certified"]) == (run["chosen"], run["order"], run["certified"])

@@ -41,7 +41,13 @@ def test_the_sequence_starts_with_the_strongest_evidence_and_goes_on_to_what_los
     first = candidate(0.25, 12, (2, 0), (1, 0))
     bolder = candidate(0.5, 16, (1, 0), (1, 1))
     boldest = candidate(1.0, 20, (0, 3))  # more is gained, but dev images show a loss
-    assert order_of([timid, first, bolder, boldest], MARGINS, "t") == [first, bolder]
+    assert order_of([timid, first, bolder, boldest], MARGINS) == [first, bolder]
+
+
+def test_all_tasks_together_say_which_comes_first_not_the_weakest_alone() -> None:
+    even = candidate(0.5, 12, (0, 1), (0, 1))
+    better = candidate(1.0, 12, (0, 2), (9, 0))  # its weakest task shows less, both together show more
+    assert order_of([even, better], MARGINS) == [better]
 
 
 def test_where_nothing_is_gained_every_candidate_counts() -> None:
