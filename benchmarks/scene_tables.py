@@ -498,13 +498,15 @@ def _ends(run: Run) -> Run:
 
 # -- figure -----------------------------------------------------------------------------------------------------------
 
-LINES = {  # name -> label, colour, marker, line: told apart in greyscale by marker and line
-    "holdfast": ("holdfast", "#0b3c5d", "o", "-"),
-    "rm": ("RM", "#d95f02", "s", "--"),
-    "published": ("published form", "#777777", "^", ":"),
-    "finetune": ("plain fine-tuning (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
-}
-ENDS = {"flyp": "P", "wccl": "v", "gem": "D", "co2l": "<", "der": ">", "mismatched": "*"}  # one seed, λ = 1
+LINES = [  # name, held back, label, colour, marker, line: told apart in greyscale by marker and line
+    ("holdfast", 0.0, "holdfast", "#0b3c5d", "o", "-"),
+    ("holdfast", 1.0, "holdfast, target held back by 1", "#5b93b8", "h", "-"),
+    ("rm", 0.0, "RM", "#d95f02", "s", "--"),
+    ("wccl", 0.0, "WCCL", "#4d8b31", "v", "--"),
+    ("published", 0.0, "published form", "#777777", "^", ":"),
+    ("finetune", 0.0, "plain fine-tuning (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
+]
+ENDS = {"flyp": "P", "gem": "D", "co2l": "<", "der": ">", "mismatched": "*"}  # λ = 1, one mark a seed
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
@@ -522,9 +524,9 @@ def draw(runs: Sequence[Run], path: Path) -> None:
             axis.set_xlabel("change of the target, points")
         row[0].set_ylabel("worst change of a protected class, points")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=10, bbox_to_anchor=(0.5, 0.025))
-    note = "Test images. Lines: λ = 0.25 to 1 (ringed) from the old model (+), means over seeds. Open: λ = 1, one seed."
+    note = "Test images. Lines: λ = 0.25 to 1 (ringed) from the old model (+), means over seeds. Open: λ = 1, each seed."
     figure.text(0.5, 0.012, note, ha="center", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -533,10 +535,10 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 def _panel(axis: Any, runs: Sequence[Run]) -> None:
     axis.axhline(0, color="#444444", lw=0.8)
-    for name, (label, colour, marker, line) in LINES.items():
+    for name, held, label, colour, marker, line in LINES:
         found = pick(runs, name=name)
-        x = [100 * fmean(point(run, one, "test")[1] for run in found) for one in WALK]
-        y = [100 * fmean(point(run, one, "test")[0] for run in found) for one in WALK]
+        x = [100 * fmean(point(run, (one, held), "test")[1] for run in found) for one in WALK]
+        y = [100 * fmean(point(run, (one, held), "test")[0] for run in found) for one in WALK]
         axis.plot(x, y, line, color=colour, lw=1.5, label=label, marker=marker, ms=6)
         axis.plot(x[-1], y[-1], "o", color="none", markeredgecolor=colour, ms=13, mew=1.2)
     for name, marker in ENDS.items():
@@ -548,7 +550,7 @@ def _panel(axis: Any, runs: Sequence[Run]) -> None:
     ticks = (1, 0, -1, -3, -10, -30, -100)
     axis.set_yticks(ticks, [str(one).replace("-", "−") for one in ticks])
     axis.minorticks_off()
-    axis.set_ylim(-150, 1.2)
+    axis.set_ylim(-150, 1.6)
     axis.grid(alpha=0.3)
 
 
