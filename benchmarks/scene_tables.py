@@ -526,7 +526,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.tight_layout(rect=(0, 0.12, 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=10, bbox_to_anchor=(0.5, 0.025))
-    note = "Test images. Lines: λ = 0.25 to 1 (ringed) from the old model (+), means over seeds. Open: λ = 1, each seed."
+    note = "Test images. Lines: λ = 0.25 to 1 (ringed) from the old model (+), means of seeds. Open: λ = 1, each seed."
     figure.text(0.5, 0.012, note, ha="center", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
