@@ -46,7 +46,7 @@ from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
-from holdfast.model.hold_back import features_of, held_back, steady_direction
+from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.rounds.candidates import Candidate, blocking_task, choose_on_dev, test_order
@@ -559,7 +559,7 @@ def run(
     done, end, _, _ = looks[best]
     walk: list[dict[str, Any]] = []
     for walked in WALK:
-        family = _held(end if walked == 1 else interpolate(old, end, walked).to(device), data, HELD)
+        family = held_back_by(end if walked == 1 else interpolate(old, end, walked).to(device), data, HELD)
         for held, seen in zip(HELD, changed(family, judges), strict=True):
             walk.append({"step": done, "lambda": walked, "held": held, **seen})
     candidates = [
@@ -569,7 +569,7 @@ def run(
     verdict, passed = certified(candidates, walk, spec)
     ships = passed or chosen
     shipped = old if ships is None else end if ships.walked == 1 else interpolate(old, end, ships.walked).to(device)
-    shipped = shipped if ships is None else _held(shipped, data, [ships.held])[0]
+    shipped = shipped if ships is None else held_back_by(shipped, data, [ships.held])[0]
     result = {
         "name": job.name,
         "target": job.target,
@@ -590,15 +590,6 @@ def run(
         "seconds": [round(then, 2) for then in (ready - began, trained - ready, time.perf_counter() - trained)],
     }
     return result, shipped
-
-
-def _held(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
-    """The model with the target held back by each of the amounts, as in `holdfast develop`."""
-    direction = steady_direction(features_of(model, [data.constraint, data.target])) if any(amounts) else None
-    return [
-        model if direction is None or not one else held_back(model, data.tasks.target, one, direction)
-        for one in amounts
-    ]
 
 
 def comparison(changes: dict[str, list[float]], judge: Judge, spec: TaskSpec) -> Comparison:
@@ -889,7 +880,8 @@ def main() -> None:
     if arguments.command == "judge":
         for path in arguments.results:
             found = json.loads(path.read_text())
-            path.write_text(json.dumps({**found, "runs": [rejudged(run) for run in found["runs"]]}))
+            found["runs"] = [rejudged(run) for run in found["runs"]]
+            path.write_text(json.dumps(found, separators=(",", ":")))
         return
     run_studies(arguments)
 
@@ -940,7 +932,7 @@ def _missing(jobs: Sequence[Job], folder: Path) -> list[str]:
 def _write(path: Path, results: list[dict[str, Any]], device: str, chosen: Any) -> None:
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor()
     head = {"machine": machine, "commit": commit(), "torch": torch.__version__, "settings": chosen}
-    path.write_text(json.dumps({**head, "runs": results}))
+    path.write_text(json.dumps({**head, "runs": results}, separators=(",", ":")))
 
 
 if __name__ == "__main__":

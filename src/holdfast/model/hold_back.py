@@ -11,10 +11,12 @@ developed further like any other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.tasks import LabelledSet, PairSet
+from holdfast.data.tasks import LabelledSet, PairSet, RoundData
 from holdfast.data.views import look
 from holdfast.model.classifier import Classifier, full_precision
 from holdfast.model.heads import HeadRound
@@ -69,6 +71,14 @@ def held_back(model: Classifier, name: str, amount: float, direction: Tensor) ->
     added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ lengths).to(added.V)
     held.heads.append(added)
     return held
+
+
+def held_back_by(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
+    """The model with the target's logit lowered by each of the amounts, by what it sees in the round's pictures."""
+    if not any(amounts):
+        return [model] * len(amounts)
+    direction = steady_direction(features_of(model, [data.constraint, data.target]))
+    return [held_back(model, data.tasks.target, one, direction) if one else model for one in amounts]
 
 
 def _projected(model: Classifier, backbone: Tensor, name: str) -> Tensor:

@@ -35,7 +35,7 @@ from holdfast.evaluate.predict import predict, predict_each
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
-from holdfast.model.hold_back import features_of, held_back, steady_direction
+from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.rounds.decide import FIRST, Decision, decide, write_certificate_of
@@ -278,7 +278,7 @@ class _Round:
         for walked in sorted(set(self.config.certify.walk_back)):
             between = self._model_at_share(walked)
             with torch.no_grad():
-                matrices = [one.class_matrix() for one in self._held(between, amounts)]
+                matrices = [one.class_matrix() for one in held_back_by(between, self.data, amounts)]
             tables = shared_predictions_of_each(
                 between, matrices, self.data.dev, self.config.evaluate.batch, self.runtime
             )
@@ -290,18 +290,10 @@ class _Round:
         return candidates
 
     def _model_at(self, candidate: Candidate) -> Classifier:
-        return self._held(self._model_at_share(candidate.walked), [candidate.held])[0]
+        return held_back_by(self._model_at_share(candidate.walked), self.data, [candidate.held])[0]
 
     def _model_at_share(self, walked: float) -> Classifier:
         return self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
-
-    def _held(self, model: Classifier, amounts: Sequence[float]) -> list[Classifier]:
-        """The model with the target's logit lowered by each of the amounts, by what it sees in the round's pictures."""
-        if not any(amounts):
-            return [model] * len(amounts)
-        direction = steady_direction(features_of(model, [self.data.constraint, self.data.target]))
-        target = self.data.tasks.target
-        return [held_back(model, target, amount, direction) if amount else model for amount in amounts]
 
     def _decide(self, candidates: list[Candidate]) -> Decision:
         def sealed_predictions(which: Candidate | str) -> pa.Table:
