@@ -37,10 +37,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit
 from holdfast.certify.paired import passes
-from holdfast.config import HoldfastConfig, TrainConfig
+from holdfast.config import CertifyConfig, HoldfastConfig, TrainConfig
 from holdfast.config.methods import METHOD_CONFIGS
 from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec, View
+from holdfast.data.views import look, random_views
 from holdfast.evaluate.metrics import Comparison, TaskChange, choose_checkpoint
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
@@ -48,6 +49,7 @@ from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
 from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
+from holdfast.model.target_fit import TargetFit, fit_seen, target_direction
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.rounds.candidates import Candidate, blocking_task, choose_on_dev, test_order
 from holdfast.runtime import Runtime, derive_seed, generator
@@ -165,6 +167,18 @@ class PackedTowers(TableTexts):
 
     def image_features(self, images: Tensor) -> Tensor:
         return self.upper(images if images.shape[1] == MAPS else self.lower(images))
+
+    @property
+    def image_projection(self) -> Tensor:
+        return self.adapter[-1].weight.T
+
+    @property
+    def image_projection_bias(self) -> Tensor:
+        return self.adapter[-1].bias
+
+    def image_hidden(self, images: Tensor) -> Tensor:
+        maps = images if images.shape[1] == MAPS else self.lower(images)
+        return self.adapter[:-1](self.above(maps).mean(dim=(2, 3)))
 
     def spec(self) -> dict[str, Any]:
         return {"kind": "packed"}
@@ -507,7 +521,9 @@ TRAIN: dict[str, Any] = {
     "flip": True,
     "graphs": True,
 }
-LOOKS, WALK, HELD, MARGIN, LEVEL, SPARE = 4, (0.25, 0.5, 0.75, 1.0), (0.0, 1.0, 2.0), 0.03, 0.05, 300
+LOOKS, MARGIN, LEVEL, SPARE = 4, 0.03, 0.05, 300
+WALK, HELD = CertifyConfig().walk, CertifyConfig().hold_back
+VIEWS, MOST = 4, 10_000  # what the target is fitted on, as in holdfast.model.target_fit
 
 
 def run(
@@ -557,19 +573,24 @@ def run(
     trained = time.perf_counter()
     best = choose_checkpoint([one[2].dev_safety for one in looks], [one[2].target_gain for one in looks])
     done, end, _, _ = looks[best]
-    walk: list[dict[str, Any]] = []
-    for walked in WALK:
-        family = held_back_by(end if walked == 1 else interpolate(old, end, walked).to(device), data, HELD)
-        for held, seen in zip(HELD, changed(family, judges), strict=True):
-            walk.append({"step": done, "lambda": walked, "held": held, **seen})
+    pictures = fit_pictures(old, data, config, device)
+
+    def fitted(walked: float) -> Classifier:
+        there = old if walked == 0 else end if walked == 1 else interpolate(old, end, walked).to(device)
+        return fit_on(there, spec.target, *pictures).applied(there)
+
+    walk = [
+        {"step": done, "lambda": walked, "held": held, **seen}
+        for walked in WALK
+        for held, seen in zip(HELD, changed(held_back_by(fitted(walked), data, HELD), judges), strict=True)
+    ]
     candidates = [
         Candidate(f"step-{done}", one["lambda"], comparison(one["dev"], sets["dev"], spec), one["held"]) for one in walk
     ]
     chosen = choose_on_dev(candidates)
     verdict, passed = certified(candidates, walk, spec)
     ships = passed or chosen
-    shipped = old if ships is None else end if ships.walked == 1 else interpolate(old, end, ships.walked).to(device)
-    shipped = shipped if ships is None else held_back_by(shipped, data, [ships.held])[0]
+    shipped = old if ships is None else held_back_by(fitted(ships.walked), data, [ships.held])[0]
     result = {
         "name": job.name,
         "target": job.target,
@@ -583,13 +604,49 @@ def run(
         "classes": list(spec.classes),
         "old": {name: _accuracy(one, spec) for name, one in sets.items()},
         "looks": [{"step": step, **seen} for step, _, _, seen in looks],
+        "end": {"step": done, **changed([end], judges)[0]},
         "walk": walk,
         "chosen": None if chosen is None else [chosen.walked, chosen.held],
         **verdict,
-        "blocked_by": blocking_task([(one.name, one.dev) for one in candidates]),
+        "blocked_by": blocking_task(
+            [*((str(one[0]), one[2]) for one in looks), *((one.name, one.dev) for one in candidates)]
+        ),
         "seconds": [round(then, 2) for then in (ready - began, trained - ready, time.perf_counter() - trained)],
     }
     return result, shipped
+
+
+@torch.no_grad()
+def fit_pictures(old: Classifier, data: RoundData, config: TrainConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pictures that the target's logit is fitted on, as the frozen stages see them, and their labels: as in
+    ``holdfast develop``, but that the frozen stages see each of them once for all λ."""
+    towers, view = old.towers, old.preprocess
+    sets = (data.constraint, data.constraint.labels), (data.target, np.full(len(data.target), data.tasks.target_index))
+    parts, labels = [], []
+    for number in range(min(VIEWS, max(1, MOST // sum(len(one) for one, _ in sets)))):
+        for which, (one, own) in enumerate(sets):
+            seed = derive_seed("target fit", number, which)
+            through = random_views(len(one), seed, crop_scale=config.crop_scale, flip=config.flip) if number else None
+            for i in range(0, len(one), 250):
+                part = slice(i, i + 250)
+                chosen = None if through is None else View(through.box[part], through.flip[part])
+                parts.append(towers.lower(look(one.images(part).to(device), view.mean, view.std, chosen)))
+            labels.append(torch.from_numpy(own))
+    return torch.cat(parts), torch.cat(labels).to(device)
+
+
+@torch.no_grad()
+def _upper(towers: Any, maps: Tensor, in_tower: bool) -> tuple[Tensor, Tensor]:
+    hidden = towers.image_hidden(maps) if in_tower else towers.image_features(maps)
+    return hidden, towers.project(hidden) if in_tower else hidden
+
+
+def fit_on(model: Classifier, name: str, maps: Tensor, labels: Tensor) -> TargetFit:
+    """The target's logit fitted anew, in the image tower where it has a last layer."""
+    direction = target_direction(model, name)
+    found = [_upper(model.towers, maps[i : i + 1000], direction is not None) for i in range(0, len(maps), 1000)]
+    hidden, features = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return fit_seen(model, name, direction, hidden, features, labels)
 
 
 def comparison(changes: dict[str, list[float]], judge: Judge, spec: TaskSpec) -> Comparison:
@@ -609,7 +666,7 @@ def certified(
     if "sealed" not in walk[0]:
         return {}, None
     margins = dict.fromkeys(spec.protected, MARGIN)
-    order = test_order(candidates, margins)
+    order = test_order(candidates, margins, bolder=False)
     shipped: Candidate | None = None
     for one in order:
         sealed = next(there["sealed"] for there in walk if (there["lambda"], there["held"]) == (one.walked, one.held))
@@ -786,8 +843,8 @@ def choose_settings(results: list[dict[str, Any]]) -> dict[str, tuple[dict[str, 
 
 
 def end_of(run: dict[str, Any]) -> dict[str, Any]:
-    """What training found at the best look: λ = 1, not held back."""
-    return next(one for one in run["walk"] if one["lambda"] == 1 and not one["held"])
+    """What training found at the best look; runs of before had no other model at λ = 1."""
+    return run.get("end") or next(one for one in run["walk"] if one["lambda"] == 1 and not one["held"])
 
 
 def research_variants() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -865,6 +922,7 @@ def main() -> None:
     two.add_argument("folder", type=Path)
     two.add_argument("--study", nargs="+", default=["settings", "main", "more"])
     two.add_argument("--out", type=Path, required=True, help="folder for one JSON file a study")
+    two.add_argument("--chosen", type=Path, help="settings of an earlier run of the study `settings`: its JSON file")
     two.add_argument("--workers", type=int, default=1)
     two.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     two.add_argument("--seconds", type=float, default=math.inf, help="stop handing out runs after so long")
@@ -893,6 +951,9 @@ def run_studies(arguments: argparse.Namespace) -> None:
     print(f"pictures decoded in {time.perf_counter() - began:.0f} s", flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     chosen = {key: tried[0] for key, tried in SETTINGS.items()}
+    if arguments.chosen:
+        chosen = choose_settings(json.loads(arguments.chosen.read_text())["runs"])
+        print(json.dumps(chosen), flush=True)
     planned = {study: len(studies(study, chosen)[slice(*arguments.runs)]) for study in arguments.study}
     print(f"{sum(planned.values())} runs: {planned}", flush=True)
     context = multiprocessing.get_context("fork")

@@ -41,16 +41,18 @@ def test_the_sequence_starts_with_the_strongest_evidence_and_goes_on_to_what_los
     first = candidate(0.25, 12, (2, 0), (1, 0))
     bolder = candidate(0.5, 16, (1, 0), (1, 1))
     boldest = candidate(1.0, 20, (0, 3))  # more is gained, but dev images show a loss
-    assert order_of([timid, first, bolder, boldest], MARGINS) == [first, bolder]
+    assert order_of([timid, first, bolder, boldest], MARGINS, bolder=True) == [first, bolder]
+    assert order_of([timid, first, bolder, boldest], MARGINS, bolder=False) == [first]
 
 
 def test_all_tasks_together_say_which_comes_first_not_the_weakest_alone() -> None:
     even = candidate(0.5, 12, (0, 1), (0, 1))
     better = candidate(1.0, 12, (0, 2), (9, 0))  # its weakest task shows less, both together show more
-    assert order_of([even, better], MARGINS) == [better]
+    assert order_of([even, better], MARGINS, bolder=True) == [better]
 
 
 def test_where_nothing_is_gained_every_candidate_counts() -> None:
     ones = [candidate(0.5, -1, (0, 0)), candidate(1.0, -3, (0, 0))]
     assert worthwhile(ones) == ones
-    assert worthwhile([candidate(0.5, 10, (0, 0)), candidate(1.0, 4, (0, 0))])[0].walked == 0.5
+    gains = [candidate(0.5, 10, (0, 0)), candidate(0.75, 6, (0, 0)), candidate(1.0, 5, (0, 0))]
+    assert worthwhile(gains) == gains[:2]  # three fifths of the largest gain

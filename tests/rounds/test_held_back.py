@@ -1,4 +1,4 @@
-"""Candidates that hold the target back: in the list, in files, and as the model that is handed back."""
+"""Candidates whose target is fitted anew and held back: in the list, in files, and as the model handed back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAIN: dict[str, Any] = {"batch": 32, "images_per_task": 8, "warmup_steps": 5, "
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same round with candidates held back by nothing and by six, and with those held back alone."""
+    """The same round with candidates held back by nothing and by six, with those held back alone, and at λ = 0."""
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)
@@ -49,14 +49,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate": {"every": 80},
     }
     tune(parse(TuneConfig, base, "base"), root / "base", root, quiet=True)
-    for name, hold_back in (("both", [0.0, 6.0]), ("held", [1.0])):
+    for name, walk_back, hold_back, freeze in (
+        ("both", [0.5, 1.0], [0.0, 6.0], "nothing"),
+        ("held", [0.5, 1.0], [1.0], "nothing"),
+        ("alone", [0.0], [0.0], "nothing"),
+        ("frozen", [0.0], [0.0], "towers"),
+    ):
         values_of_round = {
             "task": {"target": "four", "template": "the sign {}"},
             "data": data,
-            "model": {"start": "base/model"},
+            "model": {"start": "base/model", "freeze": freeze},
             "train": {**TRAIN, "steps": 80, "learning_rate": 1e-3},
             "evaluate": {"every": 80},
-            "certify": {"walk_back": [0.5, 1.0], "hold_back": hold_back},
+            "certify": {"walk_back": walk_back, "hold_back": hold_back},
         }
         develop(parse(RoundConfig, values_of_round, "round"), root / name, root, quiet=True)
     return root
@@ -86,3 +91,20 @@ def test_what_is_handed_back_says_what_the_candidate_said(runs: Path) -> None:
         data = prepare_round(config, root, runtime).assembled.data
         again = predict(load_model(run.model), data.dev, data.tasks.classes)
     assert again.equals(read_predictions(run.predictions(result["chosen"], "dev")))
+
+
+@pytest.mark.parametrize("name", ["alone", "frozen"])
+def test_where_only_the_target_is_new_nothing_else_changes(runs: Path, name: str) -> None:
+    """Every picture is called what it was called before, or the target; and the target gains."""
+    run = RunFolder.open(runs / name)
+    result = read_json(run.result)
+    assert [one["name"] for one in result["candidates"]] == ["step-00000080@0"]
+    old, new = (read_predictions(run.predictions(one, "dev")) for one in ("old", "step-00000080@0"))
+    pairs = list(zip(old["prediction"].to_pylist(), new["prediction"].to_pylist(), strict=True))
+    assert all(after in (before, "four") for before, after in pairs if before != "four")
+    assert result["dev"]["target_gain"] > 0.1
+    before, after = load_model(runs / "base" / "model"), load_model(run.model)
+    moved = [
+        key for key, value in after.towers.state_dict().items() if not value.equal(before.towers.state_dict()[key])
+    ]
+    assert moved == (["model.visual.proj"] if name == "alone" else [])

@@ -114,9 +114,16 @@ def read_sealed_plan(
         single=single,
         confidence=certify.get("confidence", 0.95) if confidence is None else confidence,
         looks=certify.get("looks", 1),
-        candidates=max(1, len(certify.get("walk_back", ())) * len(certify.get("hold_back", (0.0,)))),
+        candidates=_most_candidates(certify),
         target_gain=certify.get("target_gain", True),
     )
+
+
+def _most_candidates(certify: Mapping[str, Any]) -> int:
+    """How many candidates a look may test: one, or all of them where bolder ones follow the safest."""
+    if not certify.get("bolder", True):  # rounds of earlier versions tested bolder ones and did not say so
+        return 1
+    return max(1, len(certify.get("walk_back", ())) * len(certify.get("hold_back", (0.0,))))
 
 
 def check_possible(plan: SealedPlan) -> None:

@@ -37,7 +37,11 @@ def develop(
         typer.Option(help="none, or full: each rank holds a part of the weights (torchrun); with --resume too."),
     ] = None,
     as_published: Annotated[
-        bool, typer.Option("--as-published", help="The method in the paper's form, whatever [method] says of it.")
+        bool,
+        typer.Option(
+            "--as-published",
+            help="The method in the paper's form, whatever [method] says of it, and its target left as trained.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -74,7 +78,9 @@ def develop(
         if seed is not None:
             config = config.model_copy(update={"seed": seed})
         if as_published:
-            config = config.model_copy(update={"method": _published(config.method)})
+            # The paper has one model a look: neither its target fitted anew nor held back.
+            plain = config.certify.model_copy(update={"fit_target": False, "hold_back": (0.0,)})
+            config = config.model_copy(update={"method": _published(config.method), "certify": plain})
     # Where a run goes on changes no number; how long it is belongs to the round.
     config = _with_train(config, device=device, shard=shard, steps=None if resume else steps)
     if project is not None and round_file is not None:

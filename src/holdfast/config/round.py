@@ -132,11 +132,24 @@ class CertifyConfig(Config):
     first: Path | None = None
     """A further model folder to certify against, with the same margins: a project's first model, so that what rounds
     lose does not add up."""
-    walk_back: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
-    """lambda: candidates on the way from the old weights to the new ones."""
-    hold_back: tuple[float, ...] = (0.0, 1.0, 2.0)
+    walk_back: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """lambda: candidates on the way from the old weights to the new ones. At 0 only the target's logit is new, by
+    `fit_target`; without that it is left out."""
+    fit_target: bool = True
+    """Fit the target's logit anew in every candidate, and nothing else: what the model says among protected classes
+    stays as it is. It moves one direction of the image tower's last layer, or the target's head where that tower is
+    frozen."""
+    hold_back: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """By how much the target's logit is lowered: each lambda gives a candidate for each of these, and those that name
     the target less readily take fewer images away from protected classes."""
+    bolder: bool = False
+    """After the safest candidate test also those that gain more and lost nothing on dev images; the last one that
+    passes is handed back."""
+
+    @property
+    def walk(self) -> tuple[float, ...]:
+        """lambda of the candidates, in order."""
+        return tuple(sorted({one for one in self.walk_back if one > 0 or self.fit_target}))
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
@@ -144,8 +157,10 @@ class CertifyConfig(Config):
         for name, margin in margins.items():
             if not 0 <= margin < 1:
                 raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1)")
-        if any(not 0 < one <= 1 for one in self.walk_back):
-            raise ValueError(f"walk_back {self.walk_back} must lie in (0, 1]")
+        if any(not 0 <= one <= 1 for one in self.walk_back):
+            raise ValueError(f"walk_back {self.walk_back} must lie in [0, 1]")
+        if not self.walk:
+            raise ValueError(f"walk_back {self.walk_back} leaves no candidate but the old model")
         if not self.hold_back or any(one < 0 for one in self.hold_back):
             raise ValueError(f"hold_back {self.hold_back} must hold at least one number, and none below 0")
         return self

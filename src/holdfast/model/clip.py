@@ -17,7 +17,7 @@ import torch
 from open_clip.coca_model import CoCa
 from open_clip.factory import load_state_dict
 from open_clip.model import CLIP, CustomTextCLIP
-from open_clip.transformer import text_global_pool
+from open_clip.transformer import VisionTransformer, text_global_pool
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
@@ -148,6 +148,23 @@ class OpenClipTowers(TwoTowers):
         if how is not None and self._fast_image:
             return fast.image_features(self.model.visual, images, how)
         return self.model.encode_image(images, normalize=False)
+
+    @property
+    @override
+    def image_projection(self) -> Tensor | None:
+        """OpenCLIP's own vision transformer ends in one; ResNets and towers of other libraries keep theirs inside."""
+        visual = self.model.visual
+        return visual.proj if isinstance(visual, VisionTransformer) and not visual.output_tokens else None
+
+    @override
+    def image_hidden(self, images: Tensor) -> Tensor:
+        visual = self.model.visual
+        projection = visual.proj
+        try:
+            visual.proj = None  # the tower then hands out what it would have multiplied with it
+            return self.model.encode_image(images, normalize=False)
+        finally:
+            visual.proj = projection
 
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:

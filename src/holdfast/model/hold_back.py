@@ -45,32 +45,43 @@ def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: i
     return torch.cat(found)
 
 
-@torch.no_grad()
 def held_back(model: Classifier, name: str, amount: float, direction: Tensor) -> Classifier:
     """A copy of the model whose logit of class ``name`` is lower by about ``amount``; its towers are shared.
 
     ``direction`` is :func:`steady_direction` of pictures as this model sees them.
     """
+    return moved_class(model, name, -amount * model.class_temperature * direction)
+
+
+@torch.no_grad()
+def moved_class(model: Classifier, name: str, move: Tensor) -> Classifier:
+    """A copy of the model with unit(E2 + move) for each prompt of a class; its towers are shared.
+
+    A row of a linear head is moved as it is, and not brought back to length 1.
+    """
     held = model.with_classes(model.classes, model.prompts)
-    row = model.class_index(name)
-    move = -amount * model.class_temperature * direction
     if held.linear is not None:
+        row = model.class_index(name)
         lowered = held.linear.detach().clone()
         lowered[row] += move.to(lowered)
         held.linear = nn.Parameter(lowered, requires_grad=False)
         return held
     # The prompts' projections P have lengths s. With V such that P-before-projection · V = s, adding U Vᵀ makes each
     # of them s (E2 + U), whatever the number of prompts.
-    own = held.prompt_tokens[held.prompt_class == row]
-    backbone = full_precision(held.towers.text_backbone(own)).double()
-    lengths = _projected(held, backbone, name).norm(dim=1)
+    backbone, projected = _prompts(held, name)
     projection = held.towers.projection
     added = HeadRound((name,), held.towers.embed_dim, held.towers.text_width, 1).requires_grad_(False)
     added.to(device=projection.device, dtype=projection.dtype)
     added.U[0, :, 0] = move.to(added.U)
-    added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ lengths).to(added.V)
+    added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ projected.norm(dim=1)).to(added.V)
     held.heads.append(added)
     return held
+
+
+@torch.no_grad()
+def prompt_features(model: Classifier, name: str) -> Tensor:
+    """E2 of each prompt of a class under its head, in float64: [prompts, D]."""
+    return nn.functional.normalize(_prompts(model, name)[1], dim=1)
 
 
 def held_back_by(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
@@ -81,9 +92,11 @@ def held_back_by(model: Classifier, data: RoundData, amounts: Sequence[float]) -
     return [held_back(model, data.tasks.target, one, direction) if one else model for one in amounts]
 
 
-def _projected(model: Classifier, backbone: Tensor, name: str) -> Tensor:
-    """W_c of the class on backbone features, before they are normalised."""
+def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:
+    """Backbone features of a class's prompts, and W_c of them before they are normalised, in float64."""
+    own = model.prompt_tokens[model.prompt_class == model.class_index(name)]
+    backbone = full_precision(model.towers.text_backbone(own)).double()
     weight, bias = model.towers.projection.double(), model.towers.projection_bias
     projected = backbone @ weight if bias is None else backbone @ weight + bias.double()
     change = model.heads.change_of_one(backbone.to(model.towers.projection), name)
-    return projected if change is None else projected + change.double()
+    return backbone, projected if change is None else projected + change.double()

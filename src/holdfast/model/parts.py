@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -108,6 +108,24 @@ class PartTowers(TwoTowers):
     @override
     def image_features(self, images: Tensor) -> Tensor:
         return self.adapter(self.image(images))
+
+    @property
+    @override
+    def image_projection(self) -> Tensor:
+        return self._last.weight.T
+
+    @property
+    @override
+    def image_projection_bias(self) -> Tensor:
+        return self._last.bias
+
+    @property
+    def _last(self) -> nn.Linear:
+        return cast(nn.Linear, self.adapter[-1])
+
+    @override
+    def image_hidden(self, images: Tensor) -> Tensor:
+        return self.adapter[:-1](self.image(images))
 
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:

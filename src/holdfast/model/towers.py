@@ -76,6 +76,30 @@ class TwoTowers(nn.Module, ABC):
         """What is added after W, [D]; most towers have none."""
         return None
 
+    @property
+    def image_projection(self) -> Tensor | None:
+        """The last layer of the image tower, laid out for ``hidden @ projection``: [width, D], a view of the parameter.
+
+        None where the tower does not end in a linear map, or keeps it out of reach.
+        """
+        return None
+
+    @property
+    def image_projection_bias(self) -> Tensor | None:
+        """What is added after the last layer, [D]; most towers have none."""
+        return None
+
+    def image_hidden(self, images: Tensor) -> Tensor:
+        """What the last layer sees: [n, 3, S, S] -> [n, width]; asked for only where there is an image_projection."""
+        raise NotImplementedError
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """The last layer: E1 of :meth:`image_hidden`, before normalisation."""
+        projection, bias = self.image_projection, self.image_projection_bias
+        assert projection is not None
+        projected = hidden @ projection.to(hidden)
+        return projected if bias is None else projected + bias.to(hidden)
+
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         """Texts -> int64 tokens [n, L]; L is the same for every call."""

@@ -77,7 +77,7 @@ def decide(
         )
         return Decision(chosen, None, f"{grounds}; {said}")
     plan = read_sealed_plan(folder)
-    order = test_order(candidates, plan.settings.margins)
+    order = test_order(candidates, plan.settings.margins, bolder=config.bolder)
     names = tuple(one.name for one in order)
     by_name = {one.name: one for one in order}
     ledger = Ledger(config.ledger or default_ledger())

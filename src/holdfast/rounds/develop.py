@@ -37,6 +37,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
+from holdfast.model.target_fit import TargetFit, fit_target
 from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.rounds.decide import FIRST, Decision, decide, write_certificate_of
 from holdfast.rounds.served import Served, load_served, relabelled
@@ -270,12 +271,14 @@ class _Round:
     def _walk(self, step: str) -> list[Candidate]:
         """Candidates on the line from the old model to the best look, with their dev predictions.
 
-        At each λ there are those that hold the target back by so much: they share the image tower, and one pass of it.
+        At each λ the target's logit is fitted anew, and there are those that hold the target back by so much: they
+        share the image tower, and one pass of it.
         """
         self.end = load_model(self.folder.candidates / step).to(self.runtime.device)
+        self._fits: dict[float, TargetFit] = {}
         amounts = sorted(set(self.config.certify.hold_back))
         candidates: list[Candidate] = []
-        for walked in sorted(set(self.config.certify.walk_back)):
+        for walked in self.config.certify.walk:
             between = self._model_at_share(walked)
             with torch.no_grad():
                 matrices = [one.class_matrix() for one in held_back_by(between, self.data, amounts)]
@@ -293,7 +296,31 @@ class _Round:
         return held_back_by(self._model_at_share(candidate.walked), self.data, [candidate.held])[0]
 
     def _model_at_share(self, walked: float) -> Classifier:
-        return self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
+        if walked == 0:
+            model = self.ready.old
+        else:
+            model = self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
+        if not self.config.certify.fit_target:
+            return model
+        if walked not in self._fits:
+            self._fits[walked] = self._fit(model)
+        return self._fits[walked].applied(model)
+
+    def _fit(self, model: Classifier) -> TargetFit:
+        """What the first rank finds, on every rank: the bits of a sum depend on the machine."""
+        found: list[Any] = [None]
+        if self.runtime.is_main:
+            views = view_settings(self.config.train, self.config.method)
+            found[0] = fit_target(
+                model,
+                self.data,
+                in_tower=self.config.model.freeze not in ("image", "towers"),
+                crop_scale=views.crop_scale,
+                flip=views.flip,
+            ).to("cpu")
+        if self.runtime.world > 1:
+            dist.broadcast_object_list(found)
+        return found[0].to(self.runtime.device)
 
     def _decide(self, candidates: list[Candidate]) -> Decision:
         def sealed_predictions(which: Candidate | str) -> pa.Table:

@@ -1,0 +1,220 @@
+"""The target's logit fitted anew, with everything else left as it is.
+
+Training moves every boundary between classes a little, and on a few hundred images a class chance decides which of them
+pays for it. Here only one logit moves. What the model says among the other classes stays what it was for *every*
+picture, so that a picture of a protected class can be lost to the target and to nothing else. There are two forms.
+
+*In the last layer of the image tower*, E1(x) = h(x) A, where that may move. With the direction d that the target alone
+sees,
+
+    r = E2_c less its projection on the span of the other classes' features,     d = r / |r|²
+    A <- A + p dᵀ        adds h(x) · p to E1(x) · E2_c, and nothing to E1(x) · E2_k of any other class k
+
+The length of E1 changes too, by which all logits of a picture are divided alike: no order changes but the target's.
+
+*In the head of the class*, where the tower is frozen or ends in something else: E2_c <- unit(E2_c + p).
+
+p minimises a cross-entropy over the round's own pictures with a ridge: in the first form a convex problem in as many
+unknowns as h has entries, solved in seconds. Protected pictures must be told from the target with room to spare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holdfast.data.tasks import LabelledSet, PairSet, RoundData, View
+from holdfast.data.views import look, random_views
+from holdfast.model.classifier import Classifier, full_precision
+from holdfast.model.hold_back import moved_class, prompt_features, steady_direction
+from holdfast.runtime import derive_seed
+
+_SHARE = 0.1  # of the loss that is the target's; the others' is shared out evenly
+_MARGIN = 3.0  # the target's logit counts for so much more on protected pictures
+_RIDGE = 0.01  # on the weights of features that are scaled to a spread of 1
+_VIEWS, _MOST = 4, 10_000  # views of a picture, the evaluation view among them; and pictures, views counted, in all
+_FREE = 0.05  # share of E2_c's length that the other classes must leave to the target alone
+
+
+@dataclass(frozen=True)
+class TargetFit:
+    """A change of one class's logit, small enough to be kept beside a model."""
+
+    name: str
+    weights: Tensor  # p
+    direction: Tensor | None  # d; None where the head of the class moves
+
+    def to(self, device: torch.device | str) -> TargetFit:
+        """The same on another device."""
+        direction = None if self.direction is None else self.direction.to(device)
+        return TargetFit(self.name, self.weights.to(device), direction)
+
+    @torch.no_grad()
+    def applied(self, model: Classifier) -> Classifier:
+        """The model with the change: a copy, where the image tower moves, and else one that shares its towers."""
+        if self.direction is None:
+            return moved_class(model, self.name, self.weights)
+        changed = model.frozen_copy()
+        layer = changed.towers.image_projection
+        assert layer is not None
+        layer.add_(torch.outer(self.weights, self.direction).to(layer))
+        return changed
+
+
+def fit_target(
+    model: Classifier,
+    data: RoundData,
+    *,
+    in_tower: bool = True,
+    crop_scale: tuple[float, float] = (0.7, 1.0),
+    flip: bool = False,
+) -> TargetFit:
+    """Fit the target's logit on constraint and target pictures; ``in_tower`` allows the image tower's last layer.
+
+    Pictures are seen in their evaluation view, and in random ones as in training where they are few.
+    """
+    name = data.tasks.target
+    direction = target_direction(model, name) if in_tower else None
+    return fit_seen(model, name, direction, *_seen(model, data, direction is not None, crop_scale, flip))
+
+
+@torch.no_grad()
+def target_direction(model: Classifier, name: str) -> Tensor | None:
+    """d of a class: None where the other classes leave it none, or the last layer is out of reach."""
+    if model.towers.image_projection is None:
+        return None
+    return own_direction(model.class_matrix(), model.class_index(name))
+
+
+def fit_seen(
+    model: Classifier, name: str, direction: Tensor | None, hidden: Tensor, features: Tensor, labels: Tensor
+) -> TargetFit:
+    """The same from what the tower says of pictures: h, E1 before normalisation, and class indices.
+
+    Without a direction the head of the class moves, and E1 stands in for h.
+    """
+    row, tau = model.class_index(name), model.class_temperature
+    hidden, features = hidden.double(), features.double()
+    lengths = features.norm(dim=1, keepdim=True)
+    with torch.no_grad():
+        logits = features @ model.class_matrix().double().T / lengths / tau
+    entries = hidden / lengths
+    own = prompt_features(model, name) if direction is None and model.linear is None else None
+
+    def moved(p: Tensor) -> Tensor:
+        if own is None:
+            return logits[:, row] + entries @ p / tau
+        prompts = functional.normalize(own + p, dim=1)
+        return entries @ functional.normalize(prompts.mean(dim=0), dim=0) / tau
+
+    return TargetFit(name, _solve(entries, logits, labels, row, moved, tau), direction)
+
+
+def own_direction(matrix: Tensor, row: int) -> Tensor | None:
+    """d with d · E2_row = 1 and d · E2_k = 0 for every other row k of [K, D]; None where there is next to none."""
+    own, others = matrix[row].double().cpu(), torch.cat([matrix[:row], matrix[row + 1 :]]).double().cpu()
+    basis, sizes, _ = torch.linalg.svd(others.T, full_matrices=False)
+    basis = basis[:, sizes > 1e-9 * sizes.max()]
+    rest = own
+    for _ in range(2):  # twice is enough: what rounding leaves of the first time goes with the second
+        rest = rest - basis @ (basis.T @ rest)
+    if rest.norm() < _FREE * own.norm():
+        return None
+    return (rest / (rest @ own)).to(matrix.device)
+
+
+def _solve(
+    entries: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    row: int,
+    moved: Callable[[Tensor], Tensor],
+    temperature: float,
+) -> Tensor:
+    """p of least loss: entries [n, width] as the target's logit sees them, logits [n, K] of before, in float64.
+
+    Unknown are the weights u of entries that are centred and scaled, under the ridge, and a free offset b. Centre and
+    offset need an entry that is the same for every picture; s with entries · s near 1 stands in for it.
+    """
+    steady = steady_direction(entries)
+    one = entries @ steady
+    centre = entries.mean(dim=0)
+    spread = (entries - one[:, None] * centre).std(dim=0)
+    scale = torch.where(spread > 1e-6 * spread.max(), 1 / spread, 0)
+    counts = torch.bincount(labels, minlength=logits.shape[1])
+    each = (1 - _SHARE) / max(1, int((counts > 0).sum()) - 1)
+    weight = torch.where(labels == row, _SHARE, each).double() / counts[labels]
+    place = torch.tensor([row], device=logits.device)
+    room = _MARGIN * (labels != row)
+    unknown = torch.zeros(entries.shape[1] + 1, dtype=torch.float64, device=entries.device, requires_grad=True)
+
+    def weights() -> Tensor:
+        u, b = unknown[:-1], unknown[-1]
+        return temperature * (u * scale + (b - (u * centre * scale).sum()) * steady)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        raised = logits.index_copy(1, place, (moved(weights()) + room)[:, None])
+        value = (weight * functional.cross_entropy(raised, labels, reduction="none")).sum()
+        value = value + _RIDGE * unknown[:-1].square().sum()
+        value.backward()
+        return value
+
+    optimizer = torch.optim.LBFGS(
+        [unknown], max_iter=200, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+    )
+    optimizer.step(loss)  # pyright: ignore[reportArgumentType] — its stubs ask for a float
+    return weights().detach()
+
+
+@torch.no_grad()
+def _seen(
+    model: Classifier, data: RoundData, in_tower: bool, crop_scale: tuple[float, float], flip: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h (or E1 where the tower stays), E1 before normalisation, and class indices of the round's pictures."""
+    sets: list[tuple[LabelledSet | PairSet, np.ndarray]] = []
+    for one, labels in (
+        (data.constraint, data.constraint.labels),
+        (data.target, np.full(len(data.target), data.tasks.target_index)),
+    ):
+        rows = np.linspace(0, len(one) - 1, min(_MOST // 2, len(one))).round().astype(np.int64)
+        sets.append((one, np.stack([rows, labels[rows]])))
+    count = sum(rows.shape[1] for _, rows in sets)
+    views = min(_VIEWS, max(1, _MOST // count))
+    places = [model.class_index(name) for name in data.tasks.classes]
+    found: list[tuple[Tensor, Tensor]] = []
+    labels_seen: list[int] = []
+    for number in range(views):
+        for which, (one, (rows, labels)) in enumerate(sets):
+            seed = derive_seed("target fit", number, which)
+            chosen = random_views(len(rows), seed, crop_scale=crop_scale, flip=flip) if number else None
+            found.extend(_features(model, one, rows, chosen, in_tower))
+            labels_seen.extend(places[label] for label in labels)
+    hidden, features = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return hidden, features, torch.tensor(labels_seen, device=features.device)
+
+
+def _features(
+    model: Classifier, examples: LabelledSet | PairSet, rows: np.ndarray, view: View | None, in_tower: bool
+) -> list[tuple[Tensor, Tensor]]:
+    batch = 250
+    towers, preprocess = model.towers, model.preprocess
+    weight = towers.projection
+    found: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(rows), batch):
+        part = slice(start, start + batch)
+        pixels = examples.images(rows[part]).to(weight.device)
+        through = None if view is None else View(view.box[part], view.flip[part])
+        pictures = look(pixels, preprocess.mean, preprocess.std, through, weight.dtype)
+        if in_tower:
+            hidden = full_precision(towers.image_hidden(pictures))
+            found.append((hidden, towers.project(hidden)))
+        else:
+            features = full_precision(towers.image_features(pictures))
+            found.append((features, features))
+    return found
