@@ -2,16 +2,18 @@
 
     python benchmarks/scene_tables.py [--results benchmarks/results] [--figure docs/figures/scenes.png]
 
-Changes are in points (hundredths of accuracy). `worst` is the change of the protected class that lost most, by run and
-then averaged over runs; `target` is the change of the target. A run hands back a new model or the old one; means are
-over runs that handed back a new one, and the others are counted on their own. `certified` counts runs whose new model
-passes on the sealed images: no protected class below a margin of 3 points, target better, level 5 %.
+Candidates have their target's logit fitted anew, and held back or not; `end of training` is what training found,
+untouched. Changes are in points (hundredths of accuracy). `worst` is the change of the protected class that lost most,
+by run and then averaged over runs; `target` is the change of the target. A run hands back a new model or the old one;
+means are over runs that handed back a new one, and the others are counted on their own. `certified` counts runs whose
+new model passes on the sealed images: no protected class below a margin of 3 points, target better, level 5 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,14 +23,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from holdfast.certify.paired import passes
+from holdfast.certify.paired import p_value, passes
 
 Run = dict[str, Any]
 Spot = tuple[float, float]  # λ, and by how much the target is held back
 Rule = Callable[[Run], Spot | None]
 
-TARGETS, SIZES, WALK = ("forest", "sea", "buildings"), (100, 300, 1000), (0.25, 0.5, 0.75, 1.0)
+TARGETS, SIZES, WALK = ("forest", "sea", "buildings"), (100, 300, 1000), (0.0, 0.25, 0.5, 0.75, 1.0)
 MARGIN, LEVEL = 0.03, 0.05
+END: Spot = (1.0, -1.0)  # what training found, its target as trained
 
 
 # -- what a run did ---------------------------------------------------------------------------------------------------
@@ -51,9 +54,16 @@ class Outcome:
         return self.worst is not None and self.worst >= 0
 
 
-def at(walked: float) -> Rule:
-    """Always this λ: 1 is the paper's rule for methods without a certificate, 0.5 of plain fine-tuning is WiSE-FT."""
-    return lambda run: (walked, 0.0)
+def end(run: Run) -> Spot:
+    """What training found at the best look: the paper's rule, for methods without a certificate."""
+    del run
+    return END
+
+
+def half_way(run: Run) -> Spot:
+    """λ = 0.5: of plain fine-tuning, as trained, this is WiSE-FT."""
+    del run
+    return 0.5, 0.0
 
 
 def certified(run: Run) -> Spot | None:
@@ -76,6 +86,10 @@ def change(counts: Sequence[float]) -> float:
 def there(run: Run, spot: Spot | float, judge: str) -> dict[str, list[float]]:
     """Counts of each class at a candidate; a λ alone is one that does not hold back."""
     wanted = spot if isinstance(spot, tuple) else (spot, 0.0)
+    if wanted == END:
+        if "end" in run:
+            return run["end"][judge]
+        wanted = (1.0, 0.0)  # runs of before had no other model there
     return next(one[judge] for one in run["walk"] if (one["lambda"], one.get("held", 0.0)) == wanted)
 
 
@@ -135,35 +149,42 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 ROWS: dict[str, tuple[str, Rule]] = {  # row -> the runs it is taken from, and what they hand back
     "**holdfast**": ("holdfast", certified),
+    "holdfast, paired views": ("paired", certified),
     "RM, chosen and certified as holdfast is": ("rm", certified),
     "WCCL, chosen and certified so": ("wccl", certified),
     "published form, chosen and certified so": ("published", certified),
-    "holdfast, end of training": ("holdfast", at(1.0)),
-    "published form": ("published", at(1.0)),
-    "mismatched views": ("mismatched", at(1.0)),
-    "plain fine-tuning": ("finetune", at(1.0)),
-    "WiSE-FT (fine-tuning, λ = 0.5)": ("finetune", at(0.5)),
-    "FLYP": ("flyp", at(1.0)),
-    "WCCL": ("wccl", at(1.0)),
-    "GEM": ("gem", at(1.0)),
-    "Co2L": ("co2l", at(1.0)),
-    "DER": ("der", at(1.0)),
-    "RM": ("rm", at(1.0)),
+    "holdfast, end of training": ("holdfast", end),
+    "published form": ("published", end),
+    "mismatched views": ("mismatched", end),
+    "plain fine-tuning": ("finetune", end),
+    "WiSE-FT (fine-tuning, λ = 0.5)": ("wise", half_way),
+    "FLYP": ("flyp", end),
+    "WCCL": ("wccl", end),
+    "GEM": ("gem", end),
+    "Co2L": ("co2l", end),
+    "DER": ("der", end),
+    "RM": ("rm", end),
 }
 
 
 def load(folder: Path) -> dict[str, list[Run]]:
-    """Finished runs of each study; a run that stopped with an error is left out."""
+    """Finished runs of each study; a run that stopped with an error is left out.
+
+    To the main study's runs are added those with paired views, and the fine-tuning of before, whose candidates were as
+    trained: WiSE-FT is among them.
+    """
     found = {}
     for path in sorted(folder.glob("scenes-*.json"), key=lambda path: path.stem):
         runs = json.loads(path.read_text())["runs"]
-        ended = [run for run in runs if "error" not in run]
-        if path.stem == "scenes-main":  # fine-tuning sees no constraint images: one run serves every size
-            ended += [{**run, "size": size} for run in ended if run["name"] == "finetune" for size in SIZES[1:]]
-        found[path.stem.removeprefix("scenes-")] = sorted(
-            ended, key=lambda run: (run["name"], run["target"], run["seed"])
-        )
-    return found
+        found[path.stem.removeprefix("scenes-")] = [run for run in runs if "error" not in run]
+    main = found.get("main", [])
+    main += [{**run, "name": "paired"} for run in found.get("paired", [])]
+    main += [{**run, "name": "wise"} for run in found.get("as-trained", []) if run["name"] == "finetune"]
+    # Fine-tuning sees no constraint images: one run serves every size.
+    main += [{**run, "size": size} for run in main if run["name"] in ("finetune", "wise") for size in SIZES[1:]]
+    return {
+        name: sorted(runs, key=lambda run: (run["name"], run["target"], run["seed"])) for name, runs in found.items()
+    }
 
 
 def pick(runs: Iterable[Run], **wanted: Any) -> list[Run]:
@@ -240,6 +261,7 @@ def overall(runs: Sequence[Run]) -> str:
         beyond = sum(worst < -MARGIN for worst in new)
         spread = f"{points(max(new))} to {points(min(new))}" if new else "–"
         rows.append([row, f"{sum(w >= 0 for w in new)} of {len(new)}", str(len(every) - len(new)), spread, f"{beyond}"])
+    runs = [run for run in runs if run["name"] not in ("paired", "wise")]
     every = [one.worst for one in (outcome(run, certified) for run in runs) if one.worst is not None]
     last = ["any method, chosen and certified so", f"{sum(w >= 0 for w in every)} of {len(every)}"]
     last += [str(len(runs) - len(every)), f"{points(max(every))} to {points(min(every))}"]
@@ -250,10 +272,10 @@ def overall(runs: Sequence[Run]) -> str:
 def shares(runs: Sequence[Run]) -> str:
     """Target gain as a share of plain fine-tuning's with the same seeds; the old model counts as no gain."""
     rows = []
-    for row in list(ROWS)[:4]:
+    for row in list(ROWS)[:5]:
         name, rule = ROWS[row]
         for target in TARGETS:
-            plain = {run["seed"]: point(run, 1.0, "test")[1] for run in pick(runs, name="finetune", target=target)}
+            plain = {run["seed"]: point(run, END, "test")[1] for run in pick(runs, name="finetune", target=target)}
             cells = [row, target]
             for size in SIZES:
                 here = [run for run in pick(runs, name=name, target=target, size=size) if run["seed"] in plain]
@@ -269,6 +291,7 @@ def shares(runs: Sequence[Run]) -> str:
 FRONTIER = {"holdfast": "holdfast", "rm": "RM", "published": "published"}
 LABELS = {
     **FRONTIER,
+    "paired": "holdfast, paired views",
     "mismatched": "mismatched views",
     "finetune": "plain fine-tuning",
     "flyp": "FLYP",
@@ -319,14 +342,14 @@ def conflict(runs: Sequence[Run]) -> str:
     for run in pick(runs, name="conflict"):
         given = spoken(certified(run))
         ends = []
-        for walked in (0.25, 1.0):
-            seen = there(run, walked, "test")
+        for spot in ((0.0, 0.0), END):
+            seen = there(run, spot, "test")
             worst = min((name for name in seen if name != run["target"]), key=lambda name: change(seen[name]))
-            ends.append(f"{pair(*point(run, walked, 'test'))} ({worst})")
+            ends.append(f"{pair(*point(run, spot, 'test'))} ({worst})")
         first = tuple(run["order"][0])
         tried = f"{spoken(first)}: {pair(*point(run, first, 'sealed'))}"
         rows.append([str(run["seed"]), given, str(run["blocked_by"]), *ends, tried, _passing(run)])
-    head = ["seed", "handed back", "blocked by", "λ = 0.25", "λ = 1", "tried first (sealed)", "would have passed"]
+    head = ["seed", "handed back", "blocked by", "λ = 0", "end of training", "tried (sealed)", "would have passed"]
     return table(head, rows)
 
 
@@ -414,25 +437,25 @@ def ablations(more: Sequence[Run], main: Sequence[Run]) -> str:
         cells = [name]
         for target in ("forest", "sea"):
             found = [run for run in pick([*main, *more], name=name, target=target, size=100) if run["seed"] in (0, 1)]
-            cells += [both([point(run, walked, "test") for run in found]) for walked in (0.5, 1.0)]
-            one = summarise(found, certified)
-            cells.append(f"{one.certified}/{one.runs}")
+            cells += [both([point(run, spot, "test") for run in found]) for spot in (END, (1.0, 0.0), (0.5, 0.0))]
         rows.append(cells)
-    head = [f"{target}, {what}" for target in ("forest", "sea") for what in ("λ = 0.5", "λ = 1", "certified")]
+    whats = ("end of training", "target fitted", "half way, target fitted")
+    head = [f"{target}, {what}" for target in ("forest", "sea") for what in whats]
     return table(["two seeds, test images", *head], rows)
 
 
-def per_class(runs: Sequence[Run], walked: float = 0.5) -> str:
+def per_class(runs: Sequence[Run], walked: float = 1.0) -> str:
+    """At λ = 1 with the target fitted anew: what training does to protected classes."""
     names = ("buildings", "forest", "glacier", "mountain", "sea", "street")
     rows = []
     for target in TARGETS:
         for size in SIZES:
-            for name in ("holdfast", "rm"):
+            for name in ("holdfast", "rm", "wccl"):
                 seen = [there(run, walked, "test") for run in pick(runs, name=name, target=target, size=size)]
                 means = {one: fmean(change(here[one]) for here in seen) for one in names}
                 average = fmean(means.values())
                 label = [f"**{points(means[one])}**" if one == target else points(means[one]) for one in names]
-                rows.append([target, str(size), FRONTIER[name], *label, points(average)])
+                rows.append([target, str(size), LABELS[name], *label, points(average)])
     return table(["target", "images", "test images", *names, "Average"], rows)
 
 
@@ -480,6 +503,70 @@ def research(runs: Sequence[Run]) -> str:
     return table(["spare images", "images a task", "seeds", *head], rows)
 
 
+def views(runs: Sequence[Run]) -> str:
+    """List six: dev and spare images together, target held back by 1: worst change, and mean of protected classes."""
+    rows = []
+    for name in dict.fromkeys(run["name"] for run in runs):
+        for size in SIZES:
+            cells = [name, str(size)]
+            for walked in WALK:
+                found = [_together(run, (walked, 1.0)) for run in pick(runs, name=name, size=size)]
+                worst, middle = fmean(min(one) for one in found), fmean(fmean(one) for one in found)
+                cells.append(f"{points(worst)} ({points(middle)})")
+            rows.append(cells)
+    return table(["variant", "images a task", *(f"λ = {one:g}" for one in WALK)], rows)
+
+
+def rules(runs: Sequence[Run]) -> str:
+    """What rules of choice on dev images come to on spare ones. The first row is the rule of before: target as trained,
+    half of the largest gain, the boldest candidate that lost nothing on dev images; the others take the strongest
+    evidence among candidates that gain so much of what a new target alone gains, with so much in favour of λ = 0."""
+    shown = [("as trained, the boldest", [(run, _boldest(run)) for run in runs])]
+    for worth in (1 / 2, 3 / 5, 2 / 3, 3 / 4):
+        for moved in (0.0, 2.0, 4.0, 6.0, 8.0):
+            label = f"{worth:.2f} of the gain, {moved:g} for λ = 0"
+            shown.append((label, [(run, _strongest(run, worth, moved)) for run in runs]))
+    rows = []
+    for label, chosen in shown:
+        ends = [(run["target"], *_point(run, one["spare"])) for run, one in chosen]
+        kept = sum(worst >= 0 for _, worst, _ in ends)
+        alone = sum(one["lambda"] == 0 for _, one in chosen)
+        gains = [both([(w, g) for target, w, g in ends if target == wanted]) for wanted in ("forest", "sea")]
+        rows.append([label, f"{kept} of {len(ends)}", *gains, f"{alone} of {len(ends)}"])
+    return table(["rule", "kept every class", "forest", "sea", "λ = 0 chosen"], rows)
+
+
+def _point(run: Run, seen: dict[str, list[float]]) -> tuple[float, float]:
+    return min(change(seen[name]) for name in seen if name != run["target"]), change(seen[run["target"]])
+
+
+def _evidence(run: Run, one: Run) -> float:
+    counts = [[int(v) for v in one["dev"][name][:3]] for name in one["dev"] if name != run["target"]]
+    return sum(math.log(max(p_value(gained, lost, n, MARGIN), sys.float_info.min)) for n, gained, lost in counts)
+
+
+def _strongest(run: Run, worth: float, moved: float) -> Run:
+    gain = {id(one): change(one["dev"][run["target"]]) for one in run["walk"]}
+    most = max(gain[id(one)] for one in run["walk"] if one["lambda"] == 0)
+    fair = [one for one in run["walk"] if gain[id(one)] >= worth * most]
+    return min(fair, key=lambda one: (_evidence(run, one) + moved * (one["lambda"] > 0), -gain[id(one)]))
+
+
+def _boldest(run: Run) -> Run:
+    gain = {id(one): change(one["dev"][run["target"]]) for one in run["as_trained"]}
+    fair = [one for one in run["as_trained"] if gain[id(one)] >= max(gain.values()) / 2]
+    first = min(fair, key=lambda one: (_evidence(run, one), -gain[id(one)]))
+    safe = [one for one in run["as_trained"] if _point(run, one["dev"])[0] >= 0 and gain[id(one)] > gain[id(first)]]
+    return max(safe, key=lambda one: gain[id(one)], default=first)
+
+
+def _together(run: Run, spot: Spot) -> list[float]:
+    """Changes of the protected classes on dev and spare images."""
+    dev, spare = there(run, spot, "dev"), there(run, spot, "spare")
+    names = [name for name in dev if name != run["target"]]
+    return [change([a + b for a, b in zip(dev[name][:3], spare[name][:3], strict=True)]) for name in names]
+
+
 def _large(run: Run, least: int = 300) -> Run:
     """The run without protected classes that have few spare images."""
     walk = [
@@ -501,12 +588,20 @@ def _ends(run: Run) -> Run:
 LINES = [  # name, held back, label, colour, marker, line: told apart in greyscale by marker and line
     ("holdfast", 0.0, "holdfast", "#0b3c5d", "o", "-"),
     ("holdfast", 1.0, "holdfast, target held back by 1", "#5b93b8", "h", "-"),
-    ("rm", 0.0, "RM", "#d95f02", "s", "--"),
-    ("wccl", 0.0, "WCCL", "#4d8b31", "v", "--"),
-    ("published", 0.0, "published form", "#777777", "^", ":"),
-    ("finetune", 0.0, "plain fine-tuning (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
+    ("rm", 1.0, "RM, so, too", "#d95f02", "s", "--"),
+    ("wccl", 1.0, "WCCL, so, too", "#4d8b31", "v", "--"),
+    ("wise", 0.0, "plain fine-tuning, as trained (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
 ]
-ENDS = {"flyp": "P", "gem": "D", "co2l": "<", "der": ">", "mismatched": "*"}  # λ = 1, one mark a seed
+ENDS = {  # as trained, one mark a seed
+    "published": "^",
+    "rm": "s",
+    "wccl": "v",
+    "flyp": "P",
+    "gem": "D",
+    "co2l": "<",
+    "der": ">",
+    "mismatched": "*",
+}
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
@@ -526,7 +621,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.tight_layout(rect=(0, 0.12, 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=10, bbox_to_anchor=(0.5, 0.025))
-    note = "Test images. Lines: λ = 0.25 to 1 (ringed) from the old model (+), means of seeds. Open: λ = 1, each seed."
+    note = "Test images. Lines: λ = 0 to 1 (ringed), target fitted anew, means of seeds. Open: as trained, each seed."
     figure.text(0.5, 0.012, note, ha="center", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -537,12 +632,13 @@ def _panel(axis: Any, runs: Sequence[Run]) -> None:
     axis.axhline(0, color="#444444", lw=0.8)
     for name, held, label, colour, marker, line in LINES:
         found = pick(runs, name=name)
-        x = [100 * fmean(point(run, (one, held), "test")[1] for run in found) for one in WALK]
-        y = [100 * fmean(point(run, (one, held), "test")[0] for run in found) for one in WALK]
+        steps = WALK[1:] if name == "wise" else WALK
+        x = [100 * fmean(point(run, (one, held), "test")[1] for run in found) for one in steps]
+        y = [100 * fmean(point(run, (one, held), "test")[0] for run in found) for one in steps]
         axis.plot(x, y, line, color=colour, lw=1.5, label=label, marker=marker, ms=6)
         axis.plot(x[-1], y[-1], "o", color="none", markeredgecolor=colour, ms=13, mew=1.2)
     for name, marker in ENDS.items():
-        ends = [point(run, 1.0, "test") for run in pick(runs, name=name)]
+        ends = [point(run, END, "test") for run in pick(runs, name=name)]
         style = {"color": "none", "markerfacecolor": "white", "markeredgecolor": "#222222", "ms": 8, "marker": marker}
         axis.plot([100 * one[1] for one in ends], [100 * one[0] for one in ends], label=LABELS[name], **style)
     axis.plot([0], [0], "+", color="#000000", ms=11, mew=1.6)
@@ -555,6 +651,9 @@ def _panel(axis: Any, runs: Sequence[Run]) -> None:
 
 
 # -- all of it --------------------------------------------------------------------------------------------------------
+
+
+LISTS = ("research", "research-2", "research-3", "research-4", "research-5")
 
 
 def page(found: dict[str, list[Run]]) -> str:
@@ -574,9 +673,11 @@ def page(found: dict[str, list[Run]]) -> str:
         ("Conflict: target glacier, 100 images a task", conflict(more)),
         ("Two rounds: forest, then sea; change of each class from the first model to the last", two_rounds(more)),
         ("Ablations, 100 images a task", ablations(more, main)),
-        ("Per class at λ = 0.5", per_class(main)),
+        ("Per class at λ = 1, target fitted anew", per_class(main)),
         ("Choice of settings", settings(found["settings"])),
-        *((f"Variants, {name}", research(runs)) for name, runs in found.items() if name.startswith("research")),
+        *((f"Variants, {name}", research(runs)) for name, runs in found.items() if name in LISTS),
+        ("Variants, research-6", views(found["research-6"])),
+        ("Rules of choice, from dev to spare images, 100 and 300 images a task", rules(found["choice"])),
     ]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
 

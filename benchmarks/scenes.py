@@ -689,7 +689,7 @@ def rejudged(run: dict[str, Any]) -> dict[str, Any]:
     candidates = []
     for one in run["walk"]:
         tasks = {}
-        for name, (n, gained, lost, rise, _) in one["dev"].items():
+        for name, (n, gained, lost, rise, *_) in one["dev"].items():
             before = round(run["old"]["dev"][name] * n)
             tasks[name] = TaskChange(int(n), before, before + gained - lost, gained, lost, 0.0, -rise)
         dev = Comparison(run["target"], {name: tasks[name] for name in run["classes"]})
@@ -731,16 +731,16 @@ def _accuracy(judge: Judge, spec: TaskSpec) -> dict[str, float]:
 
 
 def _changes(judge: Judge, after: Scores, spec: TaskSpec) -> dict[str, list[float]]:
-    """Per class: images, gained, lost, mean and spread of the change in the right class's probability."""
+    """Per class: images, gained, lost, and the mean change in the right class's probability."""
     result = {}
     for k, name in enumerate(spec.classes):
         here = judge.examples.of_class(k)
-        change = after[1][here] - judge.chance[here]
+        rise = float((after[1][here] - judge.chance[here]).mean()) if len(here) else 0.0
         gained, lost = (
             int((after[0][here] & ~judge.right[here]).sum()),
             int((~after[0][here] & judge.right[here]).sum()),
         )
-        result[name] = [len(here), gained, lost, round(float(change.mean()), 5), round(float(change.std()), 5)]
+        result[name] = [len(here), gained, lost, round(rise, 5)]
     return result
 
 

@@ -33,17 +33,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from benchmarks.remembered import Memory, remembered
-from holdfast.config import HoldfastConfig, RolesConfig, RoundConfig, SourceConfig
+from holdfast.config import CertifyConfig, HoldfastConfig, RolesConfig, RoundConfig, SourceConfig
 from holdfast.data.assemble import labelled, near_copies
 from holdfast.data.prompts import class_prompts
 from holdfast.data.roles import assign
 from holdfast.data.sources import catalogue
 from holdfast.data.tasks import LabelledSet, Role
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
+from holdfast.evaluate.metrics import compare
+from holdfast.evaluate.predict import predict_each
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
+from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.model.parts import PartTowers
+from holdfast.model.target_fit import fit_target
+from holdfast.rounds.develop import comparison_json
+from holdfast.rounds.setup import prepare_round
+from holdfast.runtime import started
 
 # Chosen before any run: five other dogs are protected, golden_retriever among them, so what it gains may cost them.
 TARGET = "labrador_retriever"
@@ -238,8 +245,16 @@ def round_config(folder: Path, method: dict[str, Any], rate: float, seed: int, *
             "method": method,
             "train": {**TRAIN, "learning_rate": rate},
             "evaluate": {"every": TRAIN["steps"] // 2, "keep_candidates": 1},
-            # The target is not held back here: candidates are those that the study was begun with.
-            "certify": {"margin": MARGIN, "looks": 1, "look": look, "hold_back": [0.0], "ledger": folder / "ledger"},
+            # The target is neither fitted anew nor held back here: candidates are those that the study was begun with.
+            "certify": {
+                "margin": MARGIN,
+                "looks": 1,
+                "look": look,
+                "fit_target": False,
+                "hold_back": [0.0],
+                "bolder": True,
+                "ledger": folder / "ledger",
+            },
         }
     )
 
@@ -462,6 +477,34 @@ def singular(folder: Path, out: Path, rank: int, images: int) -> None:
     print(json.dumps(result, indent=1))
 
 
+def alone(folder: Path, out: Path) -> None:
+    """The candidates of `holdfast develop` at λ = 0: the target's head fitted anew, held back by so much, and nothing
+    else. No training: they depend on no seed."""
+    torch.set_num_threads(1)
+    certify = CertifyConfig()
+    with remembered(Memory(folder / MEMORY)), started("cpu") as runtime:
+        config = round_config(folder, HoldfastConfig().model_dump(), 1e-4, 0)
+        ready = prepare_round(config, Path(), runtime)
+        data, old = ready.assembled.data, ready.old
+        began = time.perf_counter()
+        fitted = fit_target(old, data, in_tower=False, flip=config.train.flip).applied(old)
+        family = held_back_by(fitted, data, certify.hold_back)
+        seconds = time.perf_counter() - began
+        walk: list[dict[str, Any]] = [{"lambda": 0.0, "held": held} for held in certify.hold_back]
+        for judge, examples in (("dev", data.dev), ("test", data.open_test())):
+            with torch.no_grad():
+                matrices = [one.class_matrix() for one in (old, *family)]
+            tables = predict_each(old, matrices, examples, batch_size=256, device=torch.device("cpu"))
+            for one, table in zip(walk, tables[1:], strict=True):
+                compared = compare(tables[0], table, data.tasks.target, data.tasks.protected)
+                one[judge] = flips(comparison_json(compared))
+    found = summaries(walk)
+    for one, record in zip(walk, found, strict=True):
+        record["held"] = one["held"]
+    out.write_text(json.dumps({**machine(), "commit": commit(), "seconds": round(seconds, 1), "summary": found}) + "\n")
+    print(json.dumps(found, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -482,8 +525,13 @@ def main() -> None:
     four = commands.add_parser("which")
     four.add_argument("folder", type=Path)
     four.add_argument("--out", type=Path, required=True)
+    five = commands.add_parser("alone")
+    five.add_argument("folder", type=Path)
+    five.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    if arguments.command == "prepare":
+    if arguments.command == "alone":
+        alone(arguments.folder.resolve(), arguments.out)
+    elif arguments.command == "prepare":
         prepare(arguments.data, arguments.aligned, arguments.out)
     elif arguments.command == "singular":
         singular(arguments.folder, arguments.out, arguments.rank, arguments.images)

@@ -38,7 +38,7 @@ def test_of_equals_the_one_whose_losses_fell_most() -> None:
 
 def test_the_sequence_starts_with_the_strongest_evidence_and_goes_on_to_what_lost_nothing() -> None:
     timid = candidate(0.1, 2, (0, 0))
-    first = candidate(0.25, 12, (2, 0), (1, 0))
+    first = candidate(0.25, 14, (2, 0), (1, 0))
     bolder = candidate(0.5, 16, (1, 0), (1, 1))
     boldest = candidate(1.0, 20, (0, 3))  # more is gained, but dev images show a loss
     assert order_of([timid, first, bolder, boldest], MARGINS, bolder=True) == [first, bolder]
@@ -54,5 +54,14 @@ def test_all_tasks_together_say_which_comes_first_not_the_weakest_alone() -> Non
 def test_where_nothing_is_gained_every_candidate_counts() -> None:
     ones = [candidate(0.5, -1, (0, 0)), candidate(1.0, -3, (0, 0))]
     assert worthwhile(ones) == ones
-    gains = [candidate(0.5, 10, (0, 0)), candidate(0.75, 6, (0, 0)), candidate(1.0, 5, (0, 0))]
-    assert worthwhile(gains) == gains[:2]  # three fifths of the largest gain
+    gains = [candidate(0.5, 10, (0, 0)), candidate(0.75, 7, (0, 0)), candidate(1.0, 6, (0, 0))]
+    assert worthwhile(gains) == gains[:2]  # two thirds of the largest gain
+
+
+def test_a_new_target_alone_is_the_measure_and_gives_way_to_much_better_evidence_only() -> None:
+    alone, weak = candidate(0.0, 9, (0, 0)), candidate(0.0, 5, (0, 0))
+    moved = candidate(0.5, 30, (1, 0), (1, 0))
+    assert worthwhile([weak, alone, moved]) == [alone, moved]
+    assert order_of([weak, alone, moved], MARGINS, bolder=False) == [alone]
+    surely = candidate(0.5, 30, (9, 0), (9, 0))  # on 100 images each: log p lower by more than six
+    assert order_of([weak, alone, surely], MARGINS, bolder=False) == [surely]

@@ -47,7 +47,7 @@ class HoldfastConfig(ContrastConfig):
     """`cosine` rises from 0 to beta; the paper finds it worse."""
     gamma_tasks: MovingAverage = 0.2
     """gamma_2, of the moving averages of h_k. Published: 0.8."""
-    views: Literal["clean", "paired", "mismatched"] = "paired"
+    views: Literal["clean", "paired", "mismatched"] = "clean"
     """Views of constraint images. `clean`: the evaluation view, old losses cached (published). `paired`: one random
     view through both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for
     comparison."""

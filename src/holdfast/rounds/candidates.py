@@ -13,7 +13,8 @@ from holdfast.certify.claims import Counts
 from holdfast.certify.paired import p_value
 from holdfast.evaluate.metrics import Comparison
 
-_WORTH = 0.6  # share of the largest gain that a candidate must have
+_MOVED = 6.0  # by how much log p of a candidate with other weights must be better than with a new target alone
+_WORTH = 2 / 3  # share of the largest gain that a candidate must have
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
 
@@ -58,16 +59,22 @@ def evidence_together(candidate: Candidate, margins: Mapping[str, float]) -> flo
     return sum(math.log(max(p, sys.float_info.min)) for p in found)  # a p-value of thousands of images can round to 0
 
 
+def _ranked(candidate: Candidate, margins: Mapping[str, float]) -> float:
+    return evidence_together(candidate, margins) + (_MOVED if candidate.walked > 0 else 0.0)
+
+
 def test_order(candidates: Sequence[Candidate], margins: Mapping[str, float], *, bolder: bool) -> list[Candidate]:
     """The order of the fixed sequence, from dev data alone.
 
-    First the candidate with the strongest evidence, all protected tasks together, among those that gain at least three
-    fifths of the most that is to be had: retention comes first, but not for nothing. With ``bolder`` there follow
+    First the candidate with the strongest evidence, all protected tasks together, among those that are
+    :func:`worthwhile`: retention comes first, but not for nothing. Where the target alone is new (λ = 0) protected
+    classes cannot be taken for one another more than before, so that such a candidate gives way only to much stronger
+    evidence. With ``bolder`` there follow
     those that gain more and lost nothing on dev images, the next best first, so that the last one that passes is the
     one that gains most. (Of many candidates some look safe on a few hundred images by luck: hence not by default.)
     """
     worthy = worthwhile(candidates)
-    first = min(worthy, key=lambda one: (evidence_together(one, margins), -one.dev.target_gain, one.name))
+    first = min(worthy, key=lambda one: (_ranked(one, margins), -one.dev.target_gain, one.name))
     if not bolder:
         return [first]
     more = [one for one in candidates if one.dev.target_gain > first.dev.target_gain and one.dev.safe]
@@ -86,8 +93,12 @@ def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that gain at least three fifths of the largest gain among them; all of them where nothing is gained."""
-    most = max(one.dev.target_gain for one in candidates)
+    """Those that gain at least two thirds of the most that a new target alone gains; all where nothing is gained.
+
+    Where no candidate has a new target alone (λ = 0), the largest gain of all is the measure.
+    """
+    alone = [one for one in candidates if one.walked == 0]
+    most = max(one.dev.target_gain for one in alone or candidates)
     return [one for one in candidates if most <= 0 or one.dev.target_gain >= _WORTH * most]
 
 
