@@ -587,10 +587,10 @@ def _ends(run: Run) -> Run:
 
 LINES = [  # name, held back, label, colour, marker, line: told apart in greyscale by marker and line
     ("holdfast", 0.0, "holdfast", "#0b3c5d", "o", "-"),
-    ("holdfast", 1.0, "holdfast, target held back by 1", "#5b93b8", "h", "-"),
-    ("rm", 1.0, "RM, so, too", "#d95f02", "s", "--"),
-    ("wccl", 1.0, "WCCL, so, too", "#4d8b31", "v", "--"),
-    ("wise", 0.0, "plain fine-tuning, as trained (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
+    ("holdfast", 1.0, "holdfast, held back by 1", "#5b93b8", "h", "-"),
+    ("rm", 1.0, "RM, held back by 1", "#d95f02", "s", "--"),
+    ("wccl", 1.0, "WCCL, held back by 1", "#4d8b31", "v", "--"),
+    ("wise", 0.0, "fine-tuning, as trained (λ = 0.5: WiSE-FT)", "#000000", "x", "-."),
 ]
 ENDS = {  # as trained, one mark a seed
     "published": "^",
@@ -642,6 +642,10 @@ def _panel(axis: Any, runs: Sequence[Run]) -> None:
         style = {"color": "none", "markerfacecolor": "white", "markeredgecolor": "#222222", "ms": 8, "marker": marker}
         axis.plot([100 * one[1] for one in ends], [100 * one[0] for one in ends], label=LABELS[name], **style)
     axis.plot([0], [0], "+", color="#000000", ms=11, mew=1.6)
+    given = [point(run, spot, "test") for run in pick(runs, name="holdfast") if (spot := certified(run)) is not None]
+    if given:
+        x, y = (100 * fmean(one[place] for one in given) for place in (1, 0))
+        axis.plot([x], [y], "*", color="#c1121f", ms=15, markeredgecolor="white", label="holdfast, handed back")
     axis.set_yscale("symlog", linthresh=1, linscale=0.8)
     ticks = (1, 0, -1, -3, -10, -30, -100)
     axis.set_yticks(ticks, [str(one).replace("-", "−") for one in ticks])

@@ -59,9 +59,10 @@ def test_where_nothing_is_gained_every_candidate_counts() -> None:
 
 
 def test_a_new_target_alone_is_the_measure_and_gives_way_to_much_better_evidence_only() -> None:
-    alone, weak = candidate(0.0, 9, (0, 0)), candidate(0.0, 5, (0, 0))
+    alone, weak = candidate(0.0, 18, (0, 0)), candidate(0.0, 10, (0, 0))
     moved = candidate(0.5, 30, (1, 0), (1, 0))
     assert worthwhile([weak, alone, moved]) == [alone, moved]
     assert order_of([weak, alone, moved], MARGINS, bolder=False) == [alone]
     surely = candidate(0.5, 30, (9, 0), (9, 0))  # on 100 images each: log p lower by more than six
     assert order_of([weak, alone, surely], MARGINS, bolder=False) == [surely]
+    assert worthwhile([weak, moved]) == [moved]  # less than half of what is to be had: no measure

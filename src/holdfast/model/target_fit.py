@@ -15,7 +15,9 @@ The length of E1 changes too, by which all logits of a picture are divided alike
 *In the head of the class*, where the tower is frozen or ends in something else: E2_c <- unit(E2_c + p).
 
 p minimises a cross-entropy over the round's own pictures with a ridge: in the first form a convex problem in as many
-unknowns as h has entries, solved in seconds. Protected pictures must be told from the target with room to spare.
+unknowns as h has entries, solved in seconds, with protected pictures told from the target with room to spare. In a head
+that room is not to be had, for want of length, and how readily the target is named is left to
+:mod:`holdfast.model.hold_back`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from holdfast.model.classifier import Classifier, full_precision
 from holdfast.model.hold_back import moved_class, prompt_features, steady_direction
 from holdfast.runtime import derive_seed
 
-_SHARE = 0.1  # of the loss that is the target's; the others' is shared out evenly
-_MARGIN = 3.0  # the target's logit counts for so much more on protected pictures
+_IN_TOWER = (0.1, 3.0)  # share of the loss that is the target's, the others' being shared out evenly; and the room:
+_IN_HEAD = (1 / 3, 0.0)  # the target's logit counts for so much more on protected pictures
+_WON = 0.5  # of its own pictures that the model misses the target must win as many, or it is named more readily
 _RIDGE = 0.01  # on the weights of features that are scaled to a spread of 1
 _VIEWS, _MOST = 4, 10_000  # views of a picture, the evaluation view among them; and pictures, views counted, in all
 _FREE = 0.05  # share of E2_c's length that the other classes must leave to the target alone
@@ -112,7 +115,37 @@ def fit_seen(
         prompts = functional.normalize(own + p, dim=1)
         return entries @ functional.normalize(prompts.mean(dim=0), dim=0) / tau
 
-    return TargetFit(name, _solve(entries, logits, labels, row, moved, tau), direction)
+    share, margin = _IN_HEAD if direction is None else _IN_TOWER
+    steady = steady_direction(entries)
+    found = _solve(entries, steady, logits, labels, row, moved, tau, share, margin)
+    with torch.no_grad():
+        more = _forward(lambda amount: moved(found + amount * tau * steady), logits, labels, row)
+    return TargetFit(name, found + more * tau * steady, direction)
+
+
+def _forward(raised: Callable[[float], Tensor], logits: Tensor, labels: Tensor, row: int) -> float:
+    """By how much more the target's logit must be raised for it to win enough of its own pictures; mostly by nothing.
+
+    Where classes lie close the safest fit names the target less readily than before, and there would be nothing to
+    choose from but the old model.
+    """
+    own = labels == row
+    others = logits.index_fill(1, torch.tensor([row], device=logits.device), -torch.inf).amax(dim=1)[own]
+    before = (logits[own, row] > others).double().mean()
+    wanted = float(before + _WON * (1 - before))
+
+    def won(amount: float) -> float:
+        return float((raised(amount)[own] > others).double().mean())
+
+    low, high = 0.0, 1.0
+    if won(low) >= wanted:
+        return low
+    while won(high) < wanted and high < 64:
+        high *= 2
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if won(middle) >= wanted else (middle, high)
+    return high
 
 
 def own_direction(matrix: Tensor, row: int) -> Tensor | None:
@@ -130,27 +163,29 @@ def own_direction(matrix: Tensor, row: int) -> Tensor | None:
 
 def _solve(
     entries: Tensor,
+    steady: Tensor,
     logits: Tensor,
     labels: Tensor,
     row: int,
     moved: Callable[[Tensor], Tensor],
     temperature: float,
+    share: float,
+    margin: float,
 ) -> Tensor:
     """p of least loss: entries [n, width] as the target's logit sees them, logits [n, K] of before, in float64.
 
     Unknown are the weights u of entries that are centred and scaled, under the ridge, and a free offset b. Centre and
-    offset need an entry that is the same for every picture; s with entries · s near 1 stands in for it.
+    offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in for it.
     """
-    steady = steady_direction(entries)
     one = entries @ steady
     centre = entries.mean(dim=0)
     spread = (entries - one[:, None] * centre).std(dim=0)
     scale = torch.where(spread > 1e-6 * spread.max(), 1 / spread, 0)
     counts = torch.bincount(labels, minlength=logits.shape[1])
-    each = (1 - _SHARE) / max(1, int((counts > 0).sum()) - 1)
-    weight = torch.where(labels == row, _SHARE, each).double() / counts[labels]
+    each = (1 - share) / max(1, int((counts > 0).sum()) - 1)
+    weight = torch.where(labels == row, share, each).double() / counts[labels]
     place = torch.tensor([row], device=logits.device)
-    room = _MARGIN * (labels != row)
+    room = margin * (labels != row)
     unknown = torch.zeros(entries.shape[1] + 1, dtype=torch.float64, device=entries.device, requires_grad=True)
 
     def weights() -> Tensor:

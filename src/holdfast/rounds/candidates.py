@@ -95,10 +95,11 @@ def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
 def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those that gain at least two thirds of the most that a new target alone gains; all where nothing is gained.
 
-    Where no candidate has a new target alone (λ = 0), the largest gain of all is the measure.
+    Where a new target alone (λ = 0) gains less than half of the largest gain, that is the measure.
     """
-    alone = [one for one in candidates if one.walked == 0]
-    most = max(one.dev.target_gain for one in alone or candidates)
+    most = max(one.dev.target_gain for one in candidates)
+    alone = max((one.dev.target_gain for one in candidates if one.walked == 0), default=0.0)
+    most = alone if alone >= most / 2 else most
     return [one for one in candidates if most <= 0 or one.dev.target_gain >= _WORTH * most]
 
 
