@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import HoldfastConfig, RoundConfig, parse
+from holdfast.config import CertifyConfig, HoldfastConfig, RoundConfig, parse
 from holdfast.errors import UserError
 
 BASE: dict[str, Any] = {
@@ -55,3 +55,15 @@ def test_configs_are_frozen() -> None:
     config = parse(RoundConfig, BASE, "x")
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
+
+
+def test_lambda_zero_is_a_candidate_only_where_its_target_is_new() -> None:
+    assert CertifyConfig().walk == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert CertifyConfig(fit_target=False).walk == (0.25, 0.5, 0.75, 1.0)
+    assert CertifyConfig(walk_back=(1.0, 0.0, 1.0)).walk == (0.0, 1.0)
+    with pytest.raises(ValueError, match="leaves no candidate but the old model"):
+        CertifyConfig(walk_back=(0.0,), fit_target=False)
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        CertifyConfig(walk_back=(1.5,))
+    with pytest.raises(ValueError, match="none below 0"):
+        CertifyConfig(hold_back=(-1.0,))

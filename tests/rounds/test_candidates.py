@@ -31,6 +31,13 @@ def test_on_dev_the_safest_of_the_worthwhile_ones_is_chosen() -> None:
     assert choose_on_dev([candidate(0.5, 0, (1, 0))]) is None  # nothing gained: the old model stays
 
 
+def test_on_dev_a_new_target_alone_comes_first() -> None:
+    alone, moved = candidate(0.0, 15, (0, 0)), candidate(0.5, 20, (3, 0), (4, 0))
+    assert choose_on_dev([alone, moved]) is alone
+    assert choose_on_dev([candidate(0.0, 15, (0, 1)), moved]) is moved  # unless it lost something
+    assert choose_on_dev([candidate(0.0, 5, (0, 0)), moved]) is moved  # or is hardly worth having
+
+
 def test_of_equals_the_one_whose_losses_fell_most() -> None:
     one, other = candidate(0.5, 10, (1, 1), loss=0.1), candidate(1.0, 10, (1, 1), loss=-0.1)
     assert choose_on_dev([one, other]) is other

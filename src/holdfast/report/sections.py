@@ -312,9 +312,15 @@ def _candidates(content: RunContent) -> Markup:
         )
     heads = ["order", "candidate", "λ", "held back", "target, dev", "worst class, dev", "which", "largest p, dev"]
     kinds = ["number", "text", "number", "number", "number", "number", "text", "number", "text"]
+    fitted = (
+        "In every candidate the target's logit was fitted anew and nothing else, so that at λ = 0 the other classes "
+        "are told apart exactly as before. "
+        if any(one.walked == 0 for one in content.candidates)
+        else ""
+    )
     walk = (
-        "λ walks from the old model (0) to what training found (1). A candidate that is held back names the target "
-        "less readily: its logit is lowered by so much."
+        f"λ walks from the old model (0) to what training found (1). {fitted}A candidate that is held back names the "
+        "target less readily: its logit is lowered by so much."
     )
     tested = (
         "No sealed images were looked at."

@@ -84,12 +84,17 @@ def test_order(candidates: Sequence[Candidate], margins: Mapping[str, float], *,
 def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
     """Without sealed images: of the candidates that lost nothing on dev, the safest worthwhile one; None keeps the old.
 
-    Many look safe on a few hundred images by luck, those that gained most above all: hence not the largest gain.
+    Many look safe on a few hundred images by luck, those that gained most above all: hence not the largest gain, and a
+    new target alone (λ = 0) before all others.
     """
     fair = [one for one in candidates if one.dev.safe and one.dev.target_gain > 0]
     if not fair:
         return None
-    return max(worthwhile(fair), key=lambda one: (one.dev.dev_safety, one.dev.dev_safety_loss, one.dev.target_gain))
+
+    def safety(one: Candidate) -> tuple[bool, float, float, float]:
+        return one.walked == 0, one.dev.dev_safety, one.dev.dev_safety_loss, one.dev.target_gain
+
+    return max(worthwhile(fair), key=safety)
 
 
 def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
