@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tune(parse(TuneConfig, base, "base"), root / "base", root, quiet=True)
     for name, walk_back, hold_back, freeze in (
         ("both", [0.5, 1.0], [0.0, 6.0], "nothing"),
-        ("held", [0.5, 1.0], [1.0], "nothing"),
+        ("held", [0.0, 0.25, 1.0], [0.5], "nothing"),
         ("alone", [0.0], [0.0], "nothing"),
         ("frozen", [0.0], [0.0], "towers"),
     ):
@@ -85,7 +85,7 @@ def test_what_is_handed_back_says_what_the_candidate_said(runs: Path) -> None:
     run = RunFolder.open(runs / "held")
     result = read_json(run.result)
     assert result["chosen"] is not None
-    assert result["chosen"].endswith("-held1")
+    assert result["chosen"].endswith("-held0.5")
     config, root = resume_config(run.root)
     with started("cpu") as runtime:
         data = prepare_round(config, root, runtime).assembled.data
