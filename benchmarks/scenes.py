@@ -776,10 +776,10 @@ def studies(name: str, chosen: dict[str, tuple[dict[str, Any], dict[str, Any]]])
     if name == "research":
         return [
             Job(key, target, size, seed, method, settings)
-            for seed in (0, 1, 2)
-            for size in (100, 300)
-            for key, (method, settings) in research_variants().items()
+            for seed in (0,)
+            for size in (1000, 300, 100)
             for target in CHOSEN_ON
+            for key, (method, settings) in research_variants().items()
         ]
     if name == "settings":
         return [
@@ -848,21 +848,18 @@ def end_of(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def research_variants() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """The next list: a lighter target and less distillation, beside WCCL, which weighs its target a tenth.
+    """List six: views of constraint images, quicker towers, less distillation.
 
     The five lists before it are on record (results/scenes-research*.json hold each run's settings).
     """
-    light = {**DEFAULT, "contrast": 0.1, "target_share": 0.1, "margin": 0.0, "distil": 10.0}
-    quick, even = ({"learning_rate": 1e-4, "head_learning_rate": rate} for rate in (1.5e-3, 1e-4))
+    paired, clean = ({**DEFAULT, "views": views} for views in ("paired", "clean"))
+    rate, quick = OURS[1], {"learning_rate": 1e-4, "head_learning_rate": 1.5e-3}
     return {
-        "default": OURS,
-        "light target, quick heads": (light, quick),
-        "light target": (light, even),
-        "light target, distil 3": ({**light, "distil": 3.0}, even),
-        "light target, distil 30": ({**light, "distil": 30.0}, even),
-        "lighter target": ({**light, "target_share": 0.05}, even),
-        "wccl": ({"name": "wccl", "alpha": 0.9}, {}),
-        "wccl, slow": ({"name": "wccl", "alpha": 0.9}, SLOW),
+        "paired views (default of before)": (paired, rate),
+        "clean views": (clean, rate),
+        "clean views, rate 1e-4": (clean, quick),
+        "clean views, rate 1e-4, distil 3": ({**clean, "distil": 3.0}, quick),
+        "clean views, rate 1e-4, no distillation": ({**clean, "distil": 0.0, "lift": 0.0}, quick),
     }
 
 
