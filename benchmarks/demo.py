@@ -99,9 +99,10 @@ def main() -> None:
     summary["handed_back"] = {
         "new_model": len(shipped),
         "kept_every_class": sum(run["handed_back"]["kept_every_class"] for run in shipped),
-        "median_target_gain": statistics.median(run["handed_back"]["target_gain"] for run in shipped)
-        if shipped
-        else 0.0,
+        **{
+            f"median_{key}": statistics.median(run["handed_back"][key] for run in shipped) if shipped else 0.0
+            for key in ("target_gain", "worst_change")
+        },
     }
     summary["drop_ratio"] = summary["holdfast"]["median_worst_change"] / summary["plain"]["median_worst_change"]
     summary["gain_ratio"] = summary["holdfast"]["median_target_gain"] / summary["plain"]["median_target_gain"]

@@ -95,7 +95,10 @@ def there(run: Run, spot: Spot | float, judge: str) -> dict[str, list[float]]:
 
 def point(run: Run, spot: Spot | float, judge: str) -> tuple[float, float]:
     """(worst, target) at a candidate."""
-    seen = there(run, spot, judge)
+    return _point(run, there(run, spot, judge))
+
+
+def _point(run: Run, seen: dict[str, list[float]]) -> tuple[float, float]:
     return min(change(seen[name]) for name in seen if name != run["target"]), change(seen[run["target"]])
 
 
@@ -514,6 +517,9 @@ def views(runs: Sequence[Run]) -> str:
                 worst, middle = fmean(min(one) for one in found), fmean(fmean(one) for one in found)
                 cells.append(f"{points(worst)} ({points(middle)})")
             rows.append(cells)
+        mine = pick(runs, name=name)
+        moved = fmean(min(_together(run, (walked, 1.0))) for run in mine for walked in WALK[1:])
+        rows.append([name, f"all, λ > 0: {100 * moved:+.2f}", *[""] * len(WALK)])
     return table(["variant", "images a task", *(f"λ = {one:g}" for one in WALK)], rows)
 
 
@@ -534,10 +540,6 @@ def rules(runs: Sequence[Run]) -> str:
         gains = [both([(w, g) for target, w, g in ends if target == wanted]) for wanted in ("forest", "sea")]
         rows.append([label, f"{kept} of {len(ends)}", *gains, f"{alone} of {len(ends)}"])
     return table(["rule", "kept every class", "forest", "sea", "λ = 0 chosen"], rows)
-
-
-def _point(run: Run, seen: dict[str, list[float]]) -> tuple[float, float]:
-    return min(change(seen[name]) for name in seen if name != run["target"]), change(seen[run["target"]])
 
 
 def _evidence(run: Run, one: Run) -> float:

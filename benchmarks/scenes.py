@@ -49,7 +49,7 @@ from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
 from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import TargetFit, fit_seen, target_direction
+from holdfast.model.target_fit import MOST, VIEWS, TargetFit, fit_seen, target_direction
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.rounds.candidates import Candidate, blocking_task, choose_on_dev, test_order
 from holdfast.runtime import Runtime, derive_seed, generator
@@ -523,7 +523,6 @@ TRAIN: dict[str, Any] = {
 }
 LOOKS, MARGIN, LEVEL, SPARE = 4, 0.03, 0.05, 300
 WALK, HELD = CertifyConfig().walk, CertifyConfig().hold_back
-VIEWS, MOST = 4, 10_000  # what the target is fitted on, as in holdfast.model.target_fit
 
 
 def run(

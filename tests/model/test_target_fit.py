@@ -239,7 +239,7 @@ def test_few_pictures_are_seen_in_several_views_and_many_in_one(
     pixels = data.constraint.pixels
     assert isinstance(pixels, Pixels)
     assert pixels.read_rows == 4 * 120
-    monkeypatch.setattr("holdfast.model.target_fit._MOST", 130)
+    monkeypatch.setattr("holdfast.model.target_fit.MOST", 130)
     pixels.read_rows = 0
     fit_target(classifier, data)
     assert pixels.read_rows == 65 + 40  # half of what may be seen goes to each set, in the evaluation view alone

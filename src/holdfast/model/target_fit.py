@@ -40,7 +40,7 @@ _IN_TOWER = (0.1, 3.0)  # share of the loss that is the target's, the others' be
 _IN_HEAD = (1 / 3, 0.0)  # the target's logit counts for so much more on protected pictures
 _WON = 0.5  # of its own pictures that the model misses the target must win as many, or it is named more readily
 _RIDGE = 0.01  # on the weights of features that are scaled to a spread of 1
-_VIEWS, _MOST = 4, 10_000  # views of a picture, the evaluation view among them; and pictures, views counted, in all
+VIEWS, MOST = 4, 10_000  # views of a picture, the evaluation view among them; and pictures, views counted, in all
 _FREE = 0.05  # share of E2_c's length that the other classes must leave to the target alone
 
 
@@ -217,10 +217,10 @@ def _seen(
         (data.constraint, data.constraint.labels),
         (data.target, np.full(len(data.target), data.tasks.target_index)),
     ):
-        rows = np.linspace(0, len(one) - 1, min(_MOST // 2, len(one))).round().astype(np.int64)
+        rows = np.linspace(0, len(one) - 1, min(MOST // 2, len(one))).round().astype(np.int64)
         sets.append((one, np.stack([rows, labels[rows]])))
     count = sum(rows.shape[1] for _, rows in sets)
-    views = min(_VIEWS, max(1, _MOST // count))
+    views = min(VIEWS, max(1, MOST // count))
     places = [model.class_index(name) for name in data.tasks.classes]
     found: list[tuple[Tensor, Tensor]] = []
     labels_seen: list[int] = []
