@@ -61,6 +61,22 @@ def _kernels() -> ModuleType | None:
     return kernels
 
 
+@lru_cache(maxsize=64)
+def _products(device: torch.device, inner: int, outer: int) -> ModuleType | None:
+    """Products with the activation at their end, where there are any for an MLP of this size."""
+    from holdfast.model import products
+
+    return products if products.takes(device, outer, inner) else None
+
+
+@lru_cache(maxsize=64)
+def _attention(device: torch.device, length: int, size: int) -> ModuleType | None:
+    """Attention's backward pass without owners, where there is one for rows of this length."""
+    from holdfast.model import attention
+
+    return attention if attention.takes(device, length, size) else None
+
+
 def can(device: torch.device, dtype: torch.dtype, length: int, head: int) -> bool:
     """Whether rows of so many tokens, with heads of this size, are what the kernels are written for."""
     if device.type != "cuda" or dtype != torch.bfloat16 or torch.cuda.get_device_capability(device) < (9, 0):
@@ -101,8 +117,9 @@ class _Block(torch.autograd.Function):
         mixed, levels = _attend(packed, shape)
         stream.addmm_(mixed, out_weight.T)
         normed_2, scale_2 = _normed(stream, carried_on, shape.eps_2)
-        inner = torch.addmm(up_folded_bias, normed_2, up_folded.T)
-        stream.addmm_(_activated(inner, shape.quick), down_weight.T)
+        inner, active = _up(normed_2, up_folded, up_folded_bias, shape.quick)
+        stream.addmm_(active, down_weight.T)
+        del active
         ctx.mark_dirty(stream)
         kept = (normed_1, scale_1, packed, mixed, levels, normed_2, scale_2, inner)
         ctx.save_for_backward(*kept, in_folded, up_folded, out_weight, down_weight, *weights)
@@ -121,7 +138,7 @@ class _Block(torch.autograd.Function):
         gain_2, shift_2, up_weight = saved[18:21]
         gradient = gradient.contiguous()
         # x <- x + W₄ a(z) + b₄,  z = W₃ x̂ + b₃
-        of_inner, active, of_up_bias = _activated_backward(gradient @ down_weight, inner, shape.quick)
+        of_inner, active, of_up_bias = _down_backward(gradient, down_weight, inner, shape.quick)
         of_down = _weight_gradient(gradient, active)
         del active
         of_up = _weight_gradient(of_inner, normed_2)
@@ -192,26 +209,35 @@ def _normed_backward(
     return d.to(gradient.dtype), e.sum(dim=0), d.sum(dim=0)
 
 
-def _activated(values: Tensor, quick: bool) -> Tensor:
+def _up(values: Tensor, weight: Tensor, bias: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
+    """What goes into the activation, values weightᵀ + bias, and what comes out."""
     if values.is_cuda:
-        return cast(Any, _kernels()).activated(values, quick=quick)
-    full = _full(values)
-    return (full * torch.sigmoid(1.702 * full) if quick else functional.gelu(full)).to(values.dtype)
+        products = _products(values.device, *weight.shape)
+        if products is not None:
+            return products.up(values, weight, bias, quick=quick)
+        inner = torch.addmm(bias, values, weight.T)
+        return inner, cast(Any, _kernels()).activated(inner, quick=quick)
+    inner = torch.addmm(bias, values, weight.T)
+    full = _full(inner)
+    return inner, (full * torch.sigmoid(1.702 * full) if quick else functional.gelu(full)).to(values.dtype)
 
 
-def _activated_backward(gradient: Tensor, values: Tensor, quick: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient through the activation, the activation once more, and the sums of the gradient's columns."""
+def _down_backward(gradient: Tensor, weight: Tensor, inner: Tensor, quick: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient weight taken back through the activation, the activation once more, and the first's sums of columns."""
     if gradient.is_cuda:
-        return cast(Any, _kernels()).activated_backward(gradient, values, quick=quick)
-    full = _full(values)
+        products = _products(gradient.device, *weight.T.shape)
+        if products is not None:
+            return products.down_backward(gradient, weight, inner, quick=quick)
+        return cast(Any, _kernels()).activated_backward(gradient @ weight, inner, quick=quick)
+    full = _full(inner)
     if quick:
         gate = torch.sigmoid(1.702 * full)
         slope = gate + 1.702 * full * gate * (1 - gate)
     else:
         gate = (1 + torch.erf(full * 0.5**0.5)) / 2
         slope = gate + full * torch.exp(-full.square() / 2) * 0.3989422804014327
-    d = _full(gradient) * slope
-    return d.to(gradient.dtype), (full * gate).to(values.dtype), d.sum(dim=0)
+    d = _full(gradient @ weight) * slope
+    return d.to(gradient.dtype), (full * gate).to(inner.dtype), d.sum(dim=0)
 
 
 def _attend(packed: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -239,10 +265,11 @@ def _attend_backward(
     if packed.is_cuda:
         result = torch.empty_like(packed)
         result[shape.tokens :].zero_()
-        sums = cast(Any, _kernels()).attend_backward(
-            packed, mixed, gradient, levels, result, shape.images, shape.length, shape.heads, shape.owners
-        )
-        return result, sums
+        given = (packed, mixed, gradient, levels, result, shape.images, shape.length, shape.heads)
+        attention = _attention(packed.device, shape.length, packed.shape[1] // 3 // shape.heads)
+        if shape.owners is None and attention is not None:
+            return result, attention.backward(*given)
+        return result, cast(Any, _kernels()).attend_backward(*given, shape.owners)
     query, key, value = _heads(packed, shape)
     size = query.shape[-1]
     g = _full(gradient)[: shape.tokens].view(shape.images, shape.length, shape.heads, size).transpose(1, 2)

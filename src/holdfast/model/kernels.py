@@ -37,6 +37,29 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+# -- sums of partial sums ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _column_sums(values, out, rows, columns, steps, R: tl.constexpr, C: tl.constexpr):
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    total = tl.zeros((R, C), dtype=tl.float32)
+    for step in range(steps):
+        row = step * R + tl.arange(0, R)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        total += tl.load(values + row[:, None] * columns + column[None, :], mask=inside, other=0.0)
+    tl.store(out + column, tl.sum(total, axis=0), mask=column < columns)
+
+
+def column_sums(values: Tensor) -> Tensor:
+    """Sums over the first dimension, for a few hundred rows: [P, ...] to [...]."""
+    rows, columns = values.shape[0], values[0].numel()
+    out = torch.empty(values.shape[1:], dtype=torch.float32, device=values.device)
+    r, c = 128, 16
+    _column_sums[(triton.cdiv(columns, c),)](values, out, rows, columns, triton.cdiv(rows, r), R=r, C=c, num_warps=8)
+    return out
+
+
 # -- layer norm -------------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +136,7 @@ def normed_backward(
         gradient, normed, scale, residual, gradient, partial, rows, steps,
         WIDTH=width, BLOCK=triton.next_power_of_2(width), R=r, SUMS=sums, num_warps=4,
     )  # fmt: skip
-    both = partial.sum(dim=0) if sums else partial[0]
+    both = column_sums(partial) if sums else partial[0]
     return gradient, both[0], both[1]
 
 
@@ -192,7 +215,7 @@ def activated_backward(gradient: Tensor, values: Tensor, *, quick: bool) -> tupl
         gradient, values, active, partial, rows, triton.cdiv(rows, r * programs),
         WIDTH=width, BLOCK=block, R=r, QUICK=quick, num_warps=4,
     )  # fmt: skip
-    return gradient, active, partial.sum(dim=0)
+    return gradient, active, column_sums(partial)
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -378,7 +401,7 @@ def attend_backward(
         levels if owners is None else owners, sums, length, levels.shape[1], heads, _SHARP, _HEAD**-0.5,
         OWNED=owners is not None, M=m, N=n, D=_HEAD, num_warps=8, num_stages=3,
     )  # fmt: skip
-    return sums.sum(dim=0)
+    return column_sums(sums)
 
 
 # -- a norm's gain and bias inside the product behind it --------------------------------------------------------------
@@ -444,5 +467,5 @@ def unfold(
     _unfold[(triton.cdiv(width, block), programs)](
         gradient, of_bias, weight, gain, shift, partial, rows, WIDTH=width, BLOCK=block, R=r, STEPS=steps, num_warps=4
     )
-    both = partial.sum(dim=0)
+    both = column_sums(partial)
     return gradient, both[0], both[1]

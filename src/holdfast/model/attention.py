@@ -1,0 +1,103 @@
+"""Attention's backward pass on Hopper: :func:`holdfast.model.kernels.attend_backward` for pictures, in a third of less time.
+
+``attention.cu`` says how. Texts, which see only what stands before them, and other cards keep the other kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from holdfast.model.cuda import Kernel, Unavailable, source, tensor_map
+from holdfast.model.kernels import column_sums
+
+_HEAD = 64
+_MOST = 115_712  # bytes of shared memory of which a processor has two
+
+
+def takes(device: torch.device, length: int, size: int) -> bool:
+    """Whether rows of this length, with heads of this size, are what :func:`backward` is written for."""
+    if size != _HEAD or length < 48 or _shared(length) > _MOST:
+        return False
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        _kernel(length, device.index or 0)
+    except Unavailable:
+        return False
+    return True
+
+
+def backward(
+    packed: Tensor, out: Tensor, gradient: Tensor, levels: Tensor, result: Tensor, images: int, length: int, heads: int
+) -> Tensor:
+    """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums of its columns [3·heads·D]."""
+    width = heads * _HEAD
+    rows, everything = -(-length // 8) * 8, sum(_columns(length))
+    sums = torch.empty(images, 3 * width, dtype=torch.float32, device=packed.device)
+    maps = (
+        tensor_map(packed, (images, length, 3 * width), (1, rows, _HEAD)),
+        tensor_map(gradient, (images, length, width), (1, everything, _HEAD)),
+        tensor_map(result, (images, length, 3 * width), (1, 64, _HEAD)),
+    )
+    sizes = ctypes.c_int(levels.shape[1]), ctypes.c_int(heads)
+    _kernel(length, packed.device.index or 0).launch(images * heads, (*maps, out, levels, sums, *sizes), packed.device)
+    return column_sums(sums)
+
+
+def _columns(length: int) -> tuple[int, int, int]:
+    """A row's columns in three turns, multiples of 16, the first the largest: 197 -> (80, 64, 64)."""
+    parts = -(-length // 16)
+    first = -(-parts // 3)
+    second = -(-(parts - first) // 2)
+    return 16 * first, 16 * second, 16 * (parts - first - second)
+
+
+def _shared(length: int) -> int:
+    rows = -(-length // 8) * 8
+    return (3 * rows + sum(_columns(length)) + 64) * _HEAD * 2 + 256 * 8 + 16
+
+
+@lru_cache(maxsize=64)
+def _kernel(length: int, device: int) -> Kernel:
+    columns = _columns(length)
+    options = [f"-DLENGTH={length}", *(f"-DCOLUMNS_{turn}={size}" for turn, size in enumerate(columns))]
+    text = source("attention.cu").replace("\nMULTIPLY\n", _products(columns))
+    return Kernel(text, "attend_backward", options, device, 128, _shared(length))
+
+
+def _products(columns: tuple[int, ...]) -> str:
+    """The matrix units' instructions, which name every register: written out for the sizes that are used."""
+    size = columns[0] // 2
+    head = "__device__ __forceinline__ void"
+    parts: list[str] = []
+    for name, add, mode in (("first_", 0, "="), ("", 1, "+")):
+        parts.append(f"template <int N> {head} {name}scores(float (&sum)[{size}], u64 a, u64 b);")
+        for n in sorted(set(columns)):
+            count = n // 2
+            parts.append(
+                f"template <> {head} {name}scores<{n}>(float (&sum)[{size}], u64 a, u64 b) {{\n"
+                f'    asm volatile("{{.reg .pred add; setp.ne.b32 add, {add}, 0; "\n'
+                f'        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{_names(count)}}}, "\n'
+                f'        "%{count}, %{count + 1}, add, 1, 1, 0, 0;}}"\n'
+                f'        : {_sums(mode, count)} : "l"(a), "l"(b));\n}}'
+            )
+        parts.append(
+            f"{head} {name}gather(float (&sum)[32], u32 a, u32 b, u32 c, u32 d, u64 rows) {{\n"
+            f'    asm volatile("{{.reg .pred add; setp.ne.b32 add, {add}, 0; "\n'
+            f'        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{_names(32)}}}, "\n'
+            f'        "{{%32, %33, %34, %35}}, %36, add, 1, 1, 1;}}"\n'
+            f'        : {_sums(mode, 32)} : "r"(a), "r"(b), "r"(c), "r"(d), "l"(rows));\n}}'
+        )
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _names(count: int) -> str:
+    return ", ".join(f"%{number}" for number in range(count))
+
+
+def _sums(mode: str, count: int) -> str:
+    return ", ".join(f'"{mode}f"(sum[{number}])' for number in range(count))

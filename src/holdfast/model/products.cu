@@ -1,0 +1,489 @@
+// A product of matrices with the MLP's activation at its end, for Hopper's matrix units (sm_90a).
+//
+//   forward    inner = a bᵀ + bias,  active = act(inner)                       a [M, K], b [N, K]
+//   backward   d = (a b) · act'(inner),  active = act(inner),  sums of d        a [M, K], b [K, N]
+//
+// A product alone leaves a pass over [M, N] for the activation to read and write again. Here sixteen warps share a
+// processor and none waits for another's kind of work:
+//
+//   copies     one warp asks the copy engine for the next pieces of a and b, three ahead; the processors of a cluster
+//              take tiles below each other, so that each fetches a part of b's piece and sends it to all
+//   values     seven warps take a finished tile from shared memory, work out the activation and write the results, a
+//              row's 512 bytes at a time
+//   products   two groups of four, 64 rows of a tile of 128 x 256 each, accumulate in registers, leave the tile in
+//              shared memory as bf16 and go on with the next one
+//
+// Sums of columns are added in one order: over a warp's rows, over seven warps, and one partial row a tile is left to
+// the caller. M is free; N and K are multiples of 256 and 64 (see products.py).
+//
+// Compiled at run time with BACKWARD and QUICK defined as 0 or 1, CLUSTER as 2 or 4 and DEPTH as 32 or 64.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int ROWS = 128, COLUMNS = 256, STAGES = 192 / DEPTH;
+constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, TILE_BYTES = ROWS * COLUMNS * 2;
+constexpr u32 AT_A = 0, AT_B = AT_A + STAGES * A_BYTES, AT_TILE = AT_B + STAGES * B_BYTES;
+constexpr u32 AT_EXTRA = AT_TILE + TILE_BYTES;  // forward: the bias; backward: a tile's sums, seven warps, two turns
+constexpr int VALUES = 32 * VALUE_WARPS, THREADS = 256 + 32 + VALUES;
+constexpr int BATCH = (64 + 2 * VALUE_WARPS - 1) / (2 * VALUE_WARPS);  // a warp's rows of half a tile, in two turns
+constexpr int BIAS_STRIDE = 68;                 // of the 64 columns that a thread of four holds: no two in one bank
+
+struct alignas(64) TensorMap { char bytes[128]; };
+
+// -- the card's own instructions --------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 address_of(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// The same place in one of the cluster's processors, and an arrival there.
+__device__ __forceinline__ u32 place_in(u32 at, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy_here(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy_to_all(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3}], [%4], %5;"
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
+}
+
+__device__ __forceinline__ void copy_to_cache(const TensorMap* map, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ void group_wait(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void group_arrive(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+// What the matrix units read. Deep: rows of DEPTH values, swizzled over that many bytes, eight rows one step. Wide: rows
+// of 64 columns, 128 bytes, for every place in the depth, and the next 64 columns behind all of them.
+__device__ __forceinline__ u64 deep(u32 at) {
+    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(8 * 2 * DEPTH >> 4) << 32 | (u64)(DEPTH == 64 ? 1 : 2) << 62;
+}
+
+__device__ __forceinline__ u64 wide(u32 at) {
+    return (u64)((at & 0x3FFFF) >> 4) | (u64)(128 * DEPTH >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+#define EIGHT(v, i) \
+    "+f"(v[i]), "+f"(v[i + 1]), "+f"(v[i + 2]), "+f"(v[i + 3]), "+f"(v[i + 4]), "+f"(v[i + 5]), "+f"(v[i + 6]), \
+        "+f"(v[i + 7])
+#define ALL(v) \
+    EIGHT(v, 0), EIGHT(v, 8), EIGHT(v, 16), EIGHT(v, 24), EIGHT(v, 32), EIGHT(v, 40), EIGHT(v, 48), EIGHT(v, 56), \
+        EIGHT(v, 64), EIGHT(v, 72), EIGHT(v, 80), EIGHT(v, 88), EIGHT(v, 96), EIGHT(v, 104), EIGHT(v, 112), \
+        EIGHT(v, 120)
+
+
+#if VALUE_WARPS == 3
+// sum (+)= a b, 64 x 256 x 16.
+__device__ __forceinline__ void multiply(float (&sum)[128], u64 a, u64 b, u32 add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, add, 1, 1, 0, %131;\n"
+        "}\n"
+        : ALL(sum)
+        : "l"(a), "l"(b), "r"(add), "n"(BACKWARD));
+}
+#else
+#define HALF(v, i) \
+    EIGHT(v, i), EIGHT(v, i + 8), EIGHT(v, i + 16), EIGHT(v, i + 24), EIGHT(v, i + 32), EIGHT(v, i + 40), \
+        EIGHT(v, i + 48), EIGHT(v, i + 56)
+
+// sum (+)= a b, 64 x 256 x 16, in two halves: one would not fit into the registers that a thread starts with.
+template <int FIRST>
+__device__ __forceinline__ void multiply_half(float (&sum)[128], u64 a, u64 b, u32 add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1, 0, %67;\n"
+        "}\n"
+        : HALF(sum, FIRST)
+        : "l"(a), "l"(b), "r"(add), "n"(BACKWARD));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[128], u64 a, u64 b, u32 add) {
+    multiply_half<0>(sum, a, b, add);
+    multiply_half<64>(sum, a, b + (B_BYTES / 2 >> 4), add);
+}
+#endif
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+template <int LEFT>
+__device__ __forceinline__ void products_wait(float (&sum)[128]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+    asm volatile("" : ALL(sum)::"memory");  // what is read of the sums is read behind this
+}
+
+// -- the activation ---------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What x is multiplied by, and the activation's derivative. The normal distribution's share below x is 1 / (1 + 2^-l),
+// with l, the base-two logarithm of the odds, an odd polynomial: GELU is 1.5e-5 at most from the true one, and as a
+// bf16 number the nearest one for 97 of 100 inputs, its neighbour for the others.
+__device__ __forceinline__ float gate_of(float x, float& slope) {
+#if QUICK
+    const float gate = inverse(1.0f + power_of_two(x * -2.4554669595930156f));
+    slope = fmaf(1.702f * x * gate, 1.0f - gate, gate);
+#else
+    const float square = x * x;
+    float odds = fmaf(square, -1.73053587e-6f, 5.26110491e-5f);
+    odds = fmaf(square, odds, 6.26041312e-4f);
+    odds = fmaf(square, odds, -1.05918590e-1f);
+    odds = fmaf(square, odds, -2.30159175f);
+    const float gate = inverse(1.0f + power_of_two(x * odds));
+    slope = fmaf(x * power_of_two(square * -0.7213475204444817f), 0.3989422804014327f, gate);
+#endif
+    return gate;
+}
+
+__device__ __forceinline__ float lower(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float upper(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+__device__ __forceinline__ u32 packed(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+// Tiles in the order in which they are taken: a band of rows goes through all columns, so that a comes from memory once
+// and from the cache after.
+__device__ __forceinline__ void place_of(int tile, int high, int across, int& down, int& right) {
+    constexpr int BAND = 44 / CLUSTER;
+    const int band = tile / (BAND * across), rows = min(BAND, high - BAND * band), inside = tile - band * BAND * across;
+    right = inside / rows;
+    down = BAND * band + inside % rows;
+}
+
+// The next rows of what went into the activation, for one warp: asked for while the ones before are worked on.
+__device__ __forceinline__ void fetch(uint4 (&rows)[BATCH], const unsigned short* from, int there, u64 stride) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        rows[i] = make_uint4(0, 0, 0, 0);
+        if (VALUE_WARPS * i < there) rows[i] = __ldcs((const uint4*)from);
+        from += stride;
+    }
+}
+
+// -- the kernel -------------------------------------------------------------------------------------------------------
+
+// forward: first = inner, second = active, side = bias [N] (bf16). backward: first = d, second = active, side = inner.
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, void* first, void* second,
+                   const void* side, float* sums, int M, int N, int K) {
+    extern __shared__ char raw[];
+    const u32 base = (address_of(raw) + 1023) & ~1023u;
+    char* const memory = raw + (base - address_of(raw));
+    __shared__ alignas(8) u64 full[STAGES], empty[STAGES];
+    __shared__ int left_sums[2];
+    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32, warp = thread / 32;
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    const int across = N / COLUMNS, pieces = K / DEPTH;
+    const int tiles = (M + CLUSTER * ROWS - 1) / (CLUSTER * ROWS) * across;  // of a cluster: tiles below each other
+    const int mine = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER, high = tiles / across;
+
+    u32 at_full = address_of(full), at_empty = address_of(empty);
+    asm volatile("" : "+r"(at_full), "+r"(at_empty));  // worked out once
+
+    if (threadIdx.x == 0) {
+        left_sums[0] = left_sums[1] = 0;
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(at_full + 8 * i, 1);
+            barrier_init(at_empty + 8 * i, 2 * CLUSTER);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+#if !BACKWARD
+    for (int i = threadIdx.x; i < N; i += THREADS) {
+        const int inside = i % COLUMNS;  // column 8 j + 2 q + e is the 2 j + e-th of those who hold q
+        const int at = i / COLUMNS * 4 * BIAS_STRIDE + inside % 8 / 2 * BIAS_STRIDE + inside / 8 * 2 + inside % 2;
+        ((float*)(memory + AT_EXTRA))[at] = __uint_as_float((u32)((const unsigned short*)side)[i] << 16);
+    }
+#endif
+    __syncthreads();
+    cluster_sync();
+
+    if (threadIdx.x < 32 + VALUES) {
+#if VALUE_WARPS == 7
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+#endif
+      if (threadIdx.x < 32) {  // copies
+        if (lane == 0) {
+            int stage = 0;
+            u32 turn = 1;
+            for (int tile = mine; tile < tiles; tile += clusters) {
+                int down, right, next_down, next_right;
+                place_of(tile, high, across, down, right);
+                place_of(tile + clusters, high, across, next_down, next_right);
+                const int row = (down * CLUSTER + (int)rank) * ROWS, column = right * COLUMNS;
+                const bool ahead = tile + clusters < tiles && next_down != down;
+                const int next_row = (next_down * CLUSTER + (int)rank) * ROWS;
+                for (int k = 0; k < pieces; k++) {
+                    const u32 arrived = at_full + 8 * stage;
+                    const u32 part = base + AT_B + stage * B_BYTES + rank * (B_BYTES / CLUSTER);
+                    const int from = column + (int)rank * (COLUMNS / CLUSTER);
+                    barrier_wait(at_empty + 8 * stage, turn);
+                    barrier_expect(arrived, A_BYTES + B_BYTES);
+                    copy_here(base + AT_A + stage * A_BYTES, &a, k * DEPTH, row, arrived);
+#if BACKWARD
+#pragma unroll
+                    for (int i = 0; i < COLUMNS / CLUSTER / 64; i++)
+                        copy_to_all(part + i * (B_BYTES / 4), &b, from + 64 * i, k * DEPTH, arrived);
+#else
+                    copy_to_all(part, &b, k * DEPTH, from, arrived);
+#endif
+                    if (ahead) copy_to_cache(&a, k * DEPTH, next_row);
+                    if (++stage == STAGES) stage = 0, turn ^= 1;
+                }
+            }
+        }
+    } else {  // values
+        const int first_row = threadIdx.x / 32 - 1;
+        group_arrive(3, 128 + VALUES);
+        group_arrive(4, 128 + VALUES);
+        const u64 stride = (u64)VALUE_WARPS * N;  // between a warp's rows
+#if BACKWARD
+        const int mates = VALUE_WARPS;
+        int turn = 0;
+        uint4 next[BATCH];
+        {
+            int down, right;
+            place_of(mine, high, across, down, right);
+            const int top = (CLUSTER * down + (int)rank) * ROWS + first_row;
+            fetch(next, (const unsigned short*)side + (u64)top * N + right * COLUMNS + lane * 8, M - top, stride);
+        }
+#endif
+        for (int tile = mine; tile < tiles; tile += clusters) {
+            const bool last = tile + clusters >= tiles;
+            int down, right;
+            place_of(tile, high, across, down, right);
+            down = CLUSTER * down + (int)rank;
+            const int column = right * COLUMNS;
+#if BACKWARD
+            float total[8] = {};
+            int next_down, next_right;
+            place_of(last ? tile : tile + clusters, high, across, next_down, next_right);
+            const int ahead = (CLUSTER * next_down + (int)rank - down) * ROWS;  // rows and columns to the next tile
+            const long long way = (long long)ahead * N + (next_right - right) * COLUMNS;
+#endif
+#pragma unroll 1
+            for (int half = 0; half < 2; half++) {
+                const int top = down * ROWS + 64 * half, there = min(64, M - top) - first_row;
+                const u64 place = (u64)(top + first_row) * N + column + lane * 8;
+                unsigned short* to_first = (unsigned short*)first + place;
+                unsigned short* to_second = (unsigned short*)second + place;
+                const char* const from = memory + AT_TILE + (64 * half + first_row) * (COLUMNS * 2);
+#if BACKWARD
+                const unsigned short* const now = (const unsigned short*)side + place;
+                const unsigned short* to_come = now + way;
+                const int there_then = last ? 0 : min(64, M - top - ahead) - first_row;
+#endif
+                group_wait(1 + half, 128 + VALUES);
+#pragma unroll
+                for (int batch = 0; batch < 2; batch++) {
+#if BACKWARD
+                    uint4 inner[BATCH];
+#pragma unroll
+                    for (int i = 0; i < BATCH; i++) inner[i] = next[i];
+                    if (batch == 0)
+                        fetch(next, now + BATCH * stride, there - VALUE_WARPS * BATCH, stride);
+                    else if (half == 0)
+                        fetch(next, now + 64 * (u64)N, min(64, M - top - 64) - first_row, stride);
+                    else
+                        fetch(next, now + way - 64 * (u64)N, last ? 0 : min(64, M - top - ahead + 64) - first_row, stride);
+#endif
+#pragma unroll
+                    for (int i = 0; i < BATCH; i++) {
+                        const int row = VALUE_WARPS * (BATCH * batch + i);
+                        if (row > 63) break;
+                        uint4 here = *(const uint4*)(from + row * (COLUMNS * 2) + ((lane ^ ((row + first_row) & 7)) << 4));
+                        if (row + VALUE_WARPS > 64 && row + first_row > 63) here = make_uint4(0, 0, 0, 0);  // another half's
+                        const u32 four[4] = {here.x, here.y, here.z, here.w};
+                        u32 one[4], two[4];
+#if BACKWARD
+                        const u32 of[4] = {inner[i].x, inner[i].y, inner[i].z, inner[i].w};
+                        if (row < there_then) asm volatile("prefetch.global.L2 [%0];" ::"l"(to_come));
+                        to_come += stride;
+#endif
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            float slope_0, slope_1;
+#if BACKWARD
+                            const float x_0 = lower(of[e]), x_1 = upper(of[e]);
+                            const float gate_0 = gate_of(x_0, slope_0), gate_1 = gate_of(x_1, slope_1);
+                            const float d_0 = lower(four[e]) * slope_0, d_1 = upper(four[e]) * slope_1;
+                            total[2 * e] += d_0;
+                            total[2 * e + 1] += d_1;
+                            one[e] = packed(d_0, d_1);
+#else
+                            const float x_0 = lower(four[e]), x_1 = upper(four[e]);
+                            const float gate_0 = gate_of(x_0, slope_0), gate_1 = gate_of(x_1, slope_1);
+                            one[e] = four[e];
+#endif
+                            two[e] = packed(x_0 * gate_0, x_1 * gate_1);
+                        }
+                        if (row < there) {
+                            __stcs((uint4*)to_first, make_uint4(one[0], one[1], one[2], one[3]));
+                            __stcs((uint4*)to_second, make_uint4(two[0], two[1], two[2], two[3]));
+                        }
+                        to_first += stride;
+                        to_second += stride;
+                    }
+                }
+                if (!last) group_arrive(3 + half, 128 + VALUES);
+            }
+#if BACKWARD
+            // Whichever warp is the last to leave its sums adds up all seven, in their order.
+            float* const each = (float*)(memory + AT_EXTRA) + turn * (mates * COLUMNS);
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                *(float4*)(each + first_row * COLUMNS + lane * 8 + 4 * e) =
+                    make_float4(total[4 * e], total[4 * e + 1], total[4 * e + 2], total[4 * e + 3]);
+            __threadfence_block();
+            __syncwarp();
+            int before = 0;
+            if (lane == 0) before = atomicAdd(&left_sums[turn], 1);
+            if (__shfl_sync(0xFFFFFFFFu, before, 0) == mates - 1) {
+                __threadfence_block();
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float4 all = *(const float4*)(each + lane * 8 + 4 * e);
+#pragma unroll
+                    for (int other = 1; other < mates; other++) {
+                        const float4 more = *(const float4*)(each + other * COLUMNS + lane * 8 + 4 * e);
+                        all.x += more.x, all.y += more.y, all.z += more.z, all.w += more.w;
+                    }
+                    *(float4*)(sums + (u64)down * N + column + lane * 8 + 4 * e) = all;
+                }
+                if (lane == 0) left_sums[turn] = 0;
+            }
+            turn ^= 1;
+#endif
+        }
+      }
+    } else {  // products
+#if VALUE_WARPS == 7
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+#endif
+        const int half = threadIdx.x / 128 - (32 + VALUES) / 128;
+        const int row = 16 * warp + lane % 16;  // whose eight values this thread names to stmatrix
+        const u32 out = base + AT_TILE + (64 * half + row) * (COLUMNS * 2);
+        const u32 turned = (u32)(lane / 16) ^ (u32)(lane & 7);
+        const u32 free = place_in(at_empty, thread < CLUSTER ? thread : 0);
+        float sum[128];
+        int stage = 0;
+        u32 turn = 0;
+        for (int tile = mine; tile < tiles; tile += clusters) {
+#if !BACKWARD
+            int down, right;
+            place_of(tile, high, across, down, right);
+            const float4* bias = (const float4*)(memory + AT_EXTRA) + (right * 4 + lane % 4) * (BIAS_STRIDE / 4);
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                const float4 four = bias[j];
+                sum[8 * j + 0] = sum[8 * j + 2] = four.x;
+                sum[8 * j + 1] = sum[8 * j + 3] = four.y;
+                sum[8 * j + 4] = sum[8 * j + 6] = four.z;
+                sum[8 * j + 5] = sum[8 * j + 7] = four.w;
+            }
+#endif
+            int before = stage;
+            for (int k = 0; k < pieces; k++) {
+                barrier_wait(at_full + 8 * stage, turn);
+                const u64 left = deep(base + AT_A + stage * A_BYTES + half * (A_BYTES / 2));
+                const u64 right = BACKWARD ? wide(base + AT_B + stage * B_BYTES) : deep(base + AT_B + stage * B_BYTES);
+                products_begin();
+#pragma unroll
+                for (int part = 0; part < DEPTH / 16; part++)  // 16 columns of a are 32 bytes on; 16 rows of b 2 KiB
+                    multiply(sum, left + 2 * part, right + (BACKWARD ? 128 : 2) * part,
+                             BACKWARD ? (u32)((k | part) != 0) : 1u);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                if (k > 0) {
+                    products_wait<1>(sum);
+                    if (thread < CLUSTER) barrier_arrive(free + 8 * before);
+                }
+                before = stage;
+                if (++stage == STAGES) stage = 0, turn ^= 1;
+            }
+            products_wait<0>(sum);
+            if (thread < CLUSTER) barrier_arrive(free + 8 * before);
+            group_wait(3 + half, 128 + VALUES);  // the last tile has been read
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                                 out + (((u32)(2 * j) ^ turned) << 4)),
+                             "r"(packed(sum[8 * j + 0], sum[8 * j + 1])), "r"(packed(sum[8 * j + 2], sum[8 * j + 3])),
+                             "r"(packed(sum[8 * j + 4], sum[8 * j + 5])), "r"(packed(sum[8 * j + 6], sum[8 * j + 7]))
+                             : "memory");
+            group_arrive(1 + half, 128 + VALUES);
+        }
+    }
+    cluster_sync();  // a processor that is sent something is still there
+}
