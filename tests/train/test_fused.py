@@ -82,9 +82,19 @@ def test_attention_on_the_gpu_is_that_of_plain_words(length: int, owned: bool) -
 @gpu
 @pytest.mark.parametrize("quick", [False, True])
 def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
+    from holdfast.model import kernels
+
     def pair(*size: int, full: bool = False) -> tuple[Tensor, Tensor]:
         made = torch.randn(size) if full else torch.randn(size).bfloat16()
         return made, made.cuda()
+
+    def active(values: Tensor) -> Tensor:
+        full = values.double()
+        return full * torch.sigmoid(1.702 * full) if quick else torch.nn.functional.gelu(full)
+
+    def through(gradient: Tensor, values: Tensor) -> Tensor:
+        full = values.double().requires_grad_()
+        return torch.autograd.grad(active(full), full, gradient.double())[0]
 
     (x, x_), (c, c_), (e, e_), (g, g_) = pair(1003, 768), pair(768, full=True), pair(1003, 768), pair(1003, 768)
     (z, z_), (gz, gz_) = pair(1003, 3072), pair(1003, 3072)
@@ -96,14 +106,101 @@ def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
             fused._normed_backward(g_, normed.cuda(), scale.cuda(), e_, True),
             fused._normed_backward(g, normed, scale, e, True),
         ),
-        ((fused._activated(z_, quick),), (fused._activated(z, quick),)),
-        (fused._activated_backward(gz_, z_, quick), fused._activated_backward(gz, z, quick)),
+        (kernels.activated_backward(gz_, z_, quick=quick)[:2], (through(gz, z), active(z))),
+        ((kernels.activated(z_, quick=quick),), (active(z),)),
+        ((kernels.column_sums(c_.expand(300, 768).contiguous()),), (300 * c,)),
         (fused._fold(w_, b_, a_, s_, torch.bfloat16), fused._fold(w, b, a, s, torch.bfloat16)),
         (fused._unfold(w_.clone(), b_, w_, a_, s_), fused._unfold(w.clone(), b, w, a, s)),
     ]
     for got, expected in both:
         for one, other in zip(got, expected, strict=True):
-            assert distance(one, other) < 1e-3
+            assert distance(one, other) < 2e-3
+
+
+@gpu
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "outer", "inner"), [(60288, 768, 3072), (1003, 512, 2048), (64, 1024, 4096), (7, 64, 256)]
+)
+def test_products_with_an_activation_are_the_product_and_then_the_activation(
+    rows: int, outer: int, inner: int, quick: bool
+) -> None:
+    from holdfast.model import products
+
+    assert products.takes(torch.device("cuda:0"), outer, inner)
+    made = torch.Generator("cuda").manual_seed(1)
+
+    def some(*size: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(size, device="cuda", generator=made)).bfloat16()
+
+    x, g, up, down, bias = (
+        some(rows, outer),
+        some(rows, outer),
+        some(inner, outer, scale=outer**-0.5),
+        None,
+        some(inner),
+    )
+    down = some(outer, inner, scale=outer**-0.5)
+    before, active = products.up(x, up, bias, quick=quick)
+    full = before.float().requires_grad_()
+    wanted = full * torch.sigmoid(1.702 * full) if quick else torch.nn.functional.gelu(full)
+    assert distance(before, x.float() @ up.float().T + bias.float()) < 2e-3
+    assert distance(active, wanted.detach()) < 2e-3
+    (of_before,) = torch.autograd.grad(wanted, full, g.float() @ down.float())
+    got = products.down_backward(g, down, before, quick=quick)
+    for one, other in zip(got, (of_before, wanted.detach(), of_before.sum(dim=0)), strict=True):
+        assert distance(one, other) < 4e-3
+    assert torch.equal(got[1], active)
+    again = products.down_backward(g, down, before, quick=quick)
+    assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("length", [50, 145, 196, 197])
+def test_attention_for_pictures_is_that_for_any_rows(length: int) -> None:
+    from holdfast.model import attention, kernels
+
+    images, heads = 5, 3
+    assert attention.takes(torch.device("cuda:0"), length, 64)
+    made = torch.Generator("cuda").manual_seed(2)
+    # Large scores: some of a row's shares are 1, and what stands behind its end would overflow if it were looked at.
+    packed = (4 * torch.randn(images * length, 3 * heads * 64, device="cuda", generator=made)).bfloat16()
+    gradient = torch.randn(images * length, heads * 64, device="cuda", generator=made).bfloat16()
+    out, wanted_out, result, wanted = (torch.empty_like(one) for one in (gradient, gradient, packed, packed))
+    levels = attention.attend(packed, out, images, length, heads)
+    wanted_levels = kernels.attend(packed, wanted_out, images, length, heads)
+    assert distance(out, wanted_out) < 2e-3
+    assert torch.equal(levels.isinf(), wanted_levels.isinf())
+    torch.testing.assert_close(levels, wanted_levels, rtol=1e-4, atol=1e-4)
+    given = (images, length, heads)
+    sums = attention.backward(packed, out, gradient, levels, result, *given)
+    wanted_sums = kernels.attend_backward(packed, wanted_out, gradient, wanted_levels, wanted, *given)
+    assert distance(result, wanted) < 5e-3
+    assert distance(sums, wanted_sums) < 5e-3
+
+
+def test_cuda_sources_compile_and_products_are_not_made_to_wait() -> None:
+    """Needs the compiler, not a GPU. A remark that products are serialized is what a change of the source can bring."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    from holdfast.model import attention, cuda
+
+    def remarks(text: str, *options: str) -> str:
+        program = cuda._checked(nvrtc.nvrtcCreateProgram(text.encode(), b"one.cu", 0, [], []))
+        flags = [b"--gpu-architecture=sm_90a", b"--ptxas-options=-v", *(option.encode() for option in options)]
+        (outcome,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        said = b" " * cuda._checked(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, said)
+        assert int(outcome) == 0, said.decode()
+        return said.decode()
+
+    for backward in (0, 1):
+        for quick in (0, 1):
+            assert "serialized" not in remarks(cuda.source("products.cu"), f"-DBACKWARD={backward}", f"-DQUICK={quick}")
+    for length in (50, 197):
+        text, options = attention.written_out(length)
+        said = remarks(text, *options)
+        assert "serialized" not in said
+        assert " 0 bytes spill stores" in said
 
 
 @gpu

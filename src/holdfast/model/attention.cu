@@ -1,16 +1,17 @@
-// The backward pass of attention for one head of one picture, for Hopper's matrix units (sm_90a).
+// Attention for one head of one picture, and its backward pass, for Hopper's matrix units (sm_90a).
 //
 //   p = softmax(q kᵀ / 8), out = p v   ->   dv = pᵀ g,  ds = p (g vᵀ - Σ out g),  dk = dsᵀ q / 8,  dq = ds k / 8
 //
-// Four warps take a head. Its q, k, v and g stay in shared memory, two heads a processor, and while one waits for the
-// copy engine or works on values the other's products run. Rows come in blocks of 64: first keys, whose dk and dv are
-// summed over all queries in registers, then queries, whose dq is summed over all keys. Scores are worked out twice, which
+// Four warps take a head. All of its q, k, v (and g) stay in shared memory, two heads a processor, and while one waits or
+// works on values the other's products run. Rows come in
+// blocks of 64. Forward a block's scores are all there at once, in registers. Backward come keys first, whose dk
+// and dv are summed over all queries, then queries, whose dq is summed over all keys. Scores are worked out twice, which
 // costs two products of seven; in exchange nothing goes from one group of warps to another, and there is no waiting in
 // the middle. p and ds go from the registers they are made in into the next product.
 //
-// Compiled at run time for one LENGTH, with COLUMNS_0 + COLUMNS_1 + COLUMNS_2 >= LENGTH columns of a block in three
-// turns, multiples of 16 all. What is read behind a row's end is 0 or is multiplied by 0, and what is written there is cut off by the copy
-// engine.
+// Compiled at run time for one LENGTH, with COLUMNS_0 + COLUMNS_1 + COLUMNS_2 >= LENGTH columns of a block in three turns,
+// multiples of 16 all. What is read behind a row's end is 0 or is multiplied by 0, and what is written there is cut off
+// by the copy engine.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -24,6 +25,9 @@ constexpr u32 AT_Q = 0, AT_K = AT_Q + TILE, AT_V = AT_K + TILE, AT_G = AT_V + TI
 constexpr u32 AT_STAGE = AT_G + LAST_TILE;        // 64 rows on their way out; also what a block reads behind g
 constexpr u32 AT_LEVELS = AT_STAGE + 64 * WIDTH * 2;  // two floats a query: its level and Σ out g
 constexpr u32 AT_BARRIER = AT_LEVELS + 256 * 8;
+constexpr u32 FORWARD_V = 2 * TILE, FORWARD_STAGE = FORWARD_V + LAST_TILE;
+constexpr u32 FORWARD_BARRIER = FORWARD_STAGE + 64 * WIDTH * 2;
+#define NOTHING __int_as_float(0xFF800000)  // log 0
 constexpr float SHARP = 0.125f * 1.4426950408889634f, SOFT = 0.125f;
 
 struct alignas(64) TensorMap { char bytes[128]; };
@@ -38,6 +42,11 @@ __device__ __forceinline__ void copy_away(const TensorMap* map, int x, int y, in
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n"
         "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void wait_for(u32 barrier) {
@@ -118,53 +127,56 @@ __device__ __forceinline__ void gather_all(float (&to)[32], const u32 (&a)[COLUM
     products_end();
 }
 
-// 64 rows of results, by way of shared memory to the copy engine. All 128 threads.
-__device__ __forceinline__ void send(const float (&values)[32], float scale, u32 base, const TensorMap* map, int column,
-                                     int row, int image) {
+// 64 rows of results, by way of shared memory to the copy engine. All 128 threads, each with an upper and a lower row.
+__device__ __forceinline__ void send(const float (&values)[32], float above, float below, u32 stage, const TensorMap* map,
+                                     int column, int row, int image) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 to = base + AT_STAGE + (16 * warp + lane % 16) * 128, turned = (u32)(lane / 16) ^ (u32)(lane & 7);
+    const u32 to = stage + (16 * warp + lane % 16) * 128, turned = (u32)(lane / 16) ^ (u32)(lane & 7);
     if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < 4; j++)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                          to + (((u32)(2 * j) ^ turned) << 4)),
-                     "r"(packed(values[8 * j + 0] * scale, values[8 * j + 1] * scale)),
-                     "r"(packed(values[8 * j + 2] * scale, values[8 * j + 3] * scale)),
-                     "r"(packed(values[8 * j + 4] * scale, values[8 * j + 5] * scale)),
-                     "r"(packed(values[8 * j + 6] * scale, values[8 * j + 7] * scale))
+                     "r"(packed(values[8 * j + 0] * above, values[8 * j + 1] * above)),
+                     "r"(packed(values[8 * j + 2] * below, values[8 * j + 3] * below)),
+                     "r"(packed(values[8 * j + 4] * above, values[8 * j + 5] * above)),
+                     "r"(packed(values[8 * j + 6] * below, values[8 * j + 7] * below))
                      : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    if (threadIdx.x == 0) copy_away(map, column, row, image, base + AT_STAGE);
+    if (threadIdx.x == 0) copy_away(map, column, row, image, stage);
 }
 
 // A block of keys and N queries from START: dv += pᵀ g, dk += dsᵀ q. Scores are on their way.
 template <int N, int START>
 __device__ __forceinline__ void keys(float (&s)[COLUMNS_0 / 2], float (&d)[COLUMNS_0 / 2], float (&dk)[32],
-                                     float (&dv)[32], u32 base, const char* memory) {
+                                     float (&dv)[32], u32 base, const char* memory, bool real) {
     const float4* const levels = (const float4*)(memory + AT_LEVELS) + START / 2 + threadIdx.x % 4;  // two queries each
-    u32 a[COLUMNS_0 / 4];
+    u32 a[COLUMNS_0 / 4] = {}, b[COLUMNS_0 / 4] = {};
     products_wait<1>();
     settled(s);
+    if (real) {
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        const float4 two = levels[4 * j];
-        s[4 * j + 0] = power_of_two(fmaf(s[4 * j + 0], SHARP, two.x));
-        s[4 * j + 1] = power_of_two(fmaf(s[4 * j + 1], SHARP, two.z));
-        s[4 * j + 2] = power_of_two(fmaf(s[4 * j + 2], SHARP, two.x));
-        s[4 * j + 3] = power_of_two(fmaf(s[4 * j + 3], SHARP, two.z));
-        a[2 * j + 0] = packed(s[4 * j + 0], s[4 * j + 1]);
-        a[2 * j + 1] = packed(s[4 * j + 2], s[4 * j + 3]);
+        for (int j = 0; j < N / 8; j++) {
+            const float4 two = levels[4 * j];
+            s[4 * j + 0] = power_of_two(fmaf(s[4 * j + 0], SHARP, two.x));
+            s[4 * j + 1] = power_of_two(fmaf(s[4 * j + 1], SHARP, two.z));
+            s[4 * j + 2] = power_of_two(fmaf(s[4 * j + 2], SHARP, two.x));
+            s[4 * j + 3] = power_of_two(fmaf(s[4 * j + 3], SHARP, two.z));
+            a[2 * j + 0] = packed(s[4 * j + 0], s[4 * j + 1]);
+            a[2 * j + 1] = packed(s[4 * j + 2], s[4 * j + 3]);
+        }
     }
     products_wait<0>();
     settled(d);
-    u32 b[COLUMNS_0 / 4];
+    if (real) {
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        const float4 two = levels[4 * j];
-        b[2 * j + 0] = packed(s[4 * j + 0] * (d[4 * j + 0] - two.y), s[4 * j + 1] * (d[4 * j + 1] - two.w));
-        b[2 * j + 1] = packed(s[4 * j + 2] * (d[4 * j + 2] - two.y), s[4 * j + 3] * (d[4 * j + 3] - two.w));
+        for (int j = 0; j < N / 8; j++) {
+            const float4 two = levels[4 * j];
+            b[2 * j + 0] = packed(s[4 * j + 0] * (d[4 * j + 0] - two.y), s[4 * j + 1] * (d[4 * j + 1] - two.w));
+            b[2 * j + 1] = packed(s[4 * j + 2] * (d[4 * j + 2] - two.y), s[4 * j + 3] * (d[4 * j + 3] - two.w));
+        }
     }
     gather_all<N, START == 0>(dv, a, base + AT_G + START * 128);
     gather_all<N, START == 0>(dk, b, base + AT_Q + START * 128);
@@ -173,52 +185,126 @@ __device__ __forceinline__ void keys(float (&s)[COLUMNS_0 / 2], float (&d)[COLUM
 // A block of queries and N keys from START: dq += ds k. Scores are on their way.
 template <int N, int START>
 __device__ __forceinline__ void queries(float (&s)[COLUMNS_0 / 2], float (&d)[COLUMNS_0 / 2], float (&dq)[32], u32 base,
-                                        float2 upper_row, float2 lower_row) {
+                                        float2 upper_row, float2 lower_row, bool real) {
+    u32 a[COLUMNS_0 / 4] = {};
     products_wait<1>();
     settled(s);
+    if (real) {
 #pragma unroll
-    for (int j = 0; j < N / 2; j++)
-        s[j] = power_of_two(fmaf(s[j], SHARP, j % 4 < 2 ? upper_row.x : lower_row.x));
+        for (int j = 0; j < N / 2; j++)
+            s[j] = power_of_two(fmaf(s[j], SHARP, j % 4 < 2 ? upper_row.x : lower_row.x));
+    }
     products_wait<0>();
     settled(d);
-    u32 a[COLUMNS_0 / 4];
+    if (real) {
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        float ds[4];
+        for (int j = 0; j < N / 8; j++) {
+            float ds[4];
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            ds[e] = s[4 * j + e] * (d[4 * j + e] - (e < 2 ? upper_row.y : lower_row.y));
-            if (START + 8 * j + 8 > LENGTH && START + 8 * j + 2 * (int)(threadIdx.x % 4) + e % 2 >= LENGTH) ds[e] = 0.0f;
+            for (int e = 0; e < 4; e++) {
+                ds[e] = s[4 * j + e] * (d[4 * j + e] - (e < 2 ? upper_row.y : lower_row.y));
+                const int key = START + 8 * j + 2 * (int)(threadIdx.x % 4) + e % 2;
+                if (START + 8 * j + 8 > LENGTH && key >= LENGTH) ds[e] = 0.0f;
+            }
+            a[2 * j + 0] = packed(ds[0], ds[1]);
+            a[2 * j + 1] = packed(ds[2], ds[3]);
         }
-        a[2 * j + 0] = packed(ds[0], ds[1]);
-        a[2 * j + 1] = packed(ds[2], ds[3]);
     }
     gather_all<N, START == 0>(dq, a, base + AT_K + START * 128);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+attend(const __grid_constant__ TensorMap from_packed, const __grid_constant__ TensorMap values_from_packed,
+       const __grid_constant__ TensorMap to_out, float* levels, int span, int heads) {
+    extern __shared__ __align__(1024) char raw[];
+    const u32 base = (u32)__cvta_generic_to_shared(raw);
+    const u32 barrier = base + FORWARD_BARRIER;
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int image = blockIdx.x / heads, head = blockIdx.x % heads, between = heads * WIDTH, column = head * WIDTH;
+
+    if (base % 1024 != 0) __trap();  // nothing else is in shared memory
+    if (thread == 0) {
+        expect(barrier, 2 * TILE + LAST_TILE);
+        copy_here(base + AT_Q, &from_packed, column, 0, image, barrier);
+        copy_here(base + AT_K, &from_packed, between + column, 0, image, barrier);
+        copy_here(base + FORWARD_V, &values_from_packed, 2 * between + column, 0, image, barrier);
+    }
+    __syncthreads();
+    wait_for(barrier);
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; block++) {
+        float s[ALL_COLUMNS / 2], mixed[32];
+        const u64 a = described(base + AT_Q + block * 8192), b = described(base + AT_K);
+        products_begin();
+        first_scores<ALL_COLUMNS>(s, a, b);
+#pragma unroll
+        for (int part = 1; part < 4; part++) scores<ALL_COLUMNS>(s, a + 2 * part, b + 2 * part);
+        products_end();
+        products_wait<0>();
+        settled(s);
+        float top[2], total[2] = {};
+        top[0] = top[1] = NOTHING;
+#pragma unroll
+        for (int j = 0; j < ALL_COLUMNS / 2; j++) {
+            if (j / 4 * 8 + 8 > LENGTH && j / 4 * 8 + 2 * (lane % 4) + j % 2 >= LENGTH) s[j] = NOTHING;
+            top[j / 2 % 2] = fmaxf(top[j / 2 % 2], s[j]);
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            top[e] = fmaxf(top[e], __shfl_xor_sync(0xFFFFFFFFu, top[e], 1));
+            top[e] = fmaxf(top[e], __shfl_xor_sync(0xFFFFFFFFu, top[e], 2)) * SHARP;
+        }
+        u32 p[ALL_COLUMNS / 4];
+#pragma unroll
+        for (int j = 0; j < ALL_COLUMNS / 4; j++) {
+            const float first = power_of_two(fmaf(s[2 * j], SHARP, -top[j % 2]));
+            const float second = power_of_two(fmaf(s[2 * j + 1], SHARP, -top[j % 2]));
+            total[j % 2] += first + second;
+            p[j] = packed(first, second);
+        }
+        const u64 values = described(base + FORWARD_V);
+        products_begin();
+        first_gather(mixed, p[0], p[1], p[2], p[3], values);
+#pragma unroll
+        for (int part = 1; part < ALL_COLUMNS / 16; part++)
+            gather(mixed, p[4 * part], p[4 * part + 1], p[4 * part + 2], p[4 * part + 3], values + part * 128);
+        products_end();
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            total[e] += __shfl_xor_sync(0xFFFFFFFFu, total[e], 1);
+            total[e] += __shfl_xor_sync(0xFFFFFFFFu, total[e], 2);
+            const int row = block * 64 + 16 * warp + lane / 4 + 8 * e;
+            if (lane % 4 == 0 && row < span)
+                levels[(u64)blockIdx.x * span + row] = row < LENGTH ? -top[e] - log2f(total[e]) : NOTHING;
+        }
+        products_wait<0>();
+        settled(mixed);
+        send(mixed, 1.0f / total[0], 1.0f / total[1], base + FORWARD_STAGE, &to_out, column, block * 64, image);
+    }
+    if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2)
 attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_constant__ TensorMap from_gradient,
                 const __grid_constant__ TensorMap to_result, const unsigned short* out, const float* levels, float* sums,
                 int span, int heads) {
-    extern __shared__ char raw[];
-    const u32 at_raw = (u32)__cvta_generic_to_shared(raw), base = (at_raw + 1023) & ~1023u;
-    char* const memory = raw + (base - at_raw);
+    extern __shared__ __align__(1024) char raw[];
+    const u32 base = (u32)__cvta_generic_to_shared(raw);
+    const char* const memory = raw;
     const u32 barrier = base + AT_BARRIER;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int image = blockIdx.x / heads, head = blockIdx.x % heads, between = heads * WIDTH, column = head * WIDTH;
 
+    if (base % 1024 != 0) __trap();  // nothing else is in shared memory
     if (thread == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier)
-                     : "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(3 * TILE + LAST_TILE)
-                     : "memory");
+        expect(barrier, 3 * TILE + LAST_TILE);
         copy_here(base + AT_K, &from_packed, between + column, 0, image, barrier);
         copy_here(base + AT_Q, &from_packed, column, 0, image, barrier);
         copy_here(base + AT_V, &from_packed, 2 * between + column, 0, image, barrier);
         copy_here(base + AT_G, &from_gradient, column, 0, image, barrier);
     }
     // Σ out g of a query, one a thread at a time
-    float2* const noted = (float2*)(memory + AT_LEVELS);
+    float2* const noted = (float2*)(raw + AT_LEVELS);
     uint4 row[2][8];
 #pragma unroll
     for (int turn = 0; turn < 2; turn++) {
@@ -234,7 +320,7 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
 #pragma unroll
     for (int turn = 0; turn < 2; turn++) {
         const int query = thread + 128 * turn;
-        float2 one = make_float2(__int_as_float(0xFF800000), 0.0f);
+        float2 one = make_float2(NOTHING, 0.0f);
         if (query < LENGTH) {
             one.x = levels[(u64)blockIdx.x * span + query];
             const char* const g = memory + AT_G + query * 128;
@@ -276,18 +362,19 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
         const u32 rows = base + AT_K + block * 8192, values = base + AT_V + block * 8192;
+        const bool real = block * 64 + 16 * warp < LENGTH;  // a warp without rows only lends itself to the products
         float s[COLUMNS_0 / 2], d[COLUMNS_0 / 2], dk[32], dv[32];
         begin<COLUMNS_0>(s, d, rows, base + AT_Q, values, base + AT_G, 0);
-        keys<COLUMNS_0, 0>(s, d, dk, dv, base, memory);
+        keys<COLUMNS_0, 0>(s, d, dk, dv, base, memory, real);
         begin<COLUMNS_1>(s, d, rows, base + AT_Q, values, base + AT_G, COLUMNS_0);
-        keys<COLUMNS_1, COLUMNS_0>(s, d, dk, dv, base, memory);
+        keys<COLUMNS_1, COLUMNS_0>(s, d, dk, dv, base, memory, real);
         begin<COLUMNS_2>(s, d, rows, base + AT_Q, values, base + AT_G, COLUMNS_0 + COLUMNS_1);
-        keys<COLUMNS_2, COLUMNS_0 + COLUMNS_1>(s, d, dk, dv, base, memory);
+        keys<COLUMNS_2, COLUMNS_0 + COLUMNS_1>(s, d, dk, dv, base, memory, real);
         products_wait<0>();
         settled(dk);
         settled(dv);
-        send(dv, 1.0f, base, &to_result, 2 * between + column, block * 64, image);
-        send(dk, SOFT, base, &to_result, between + column, block * 64, image);
+        send(dv, 1.0f, 1.0f, base + AT_STAGE, &to_result, 2 * between + column, block * 64, image);
+        send(dk, SOFT, SOFT, base + AT_STAGE, &to_result, between + column, block * 64, image);
     }
     float total[16] = {};
 #pragma unroll 1
@@ -297,11 +384,11 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
         const float2 upper_row = noted[first], lower_row = noted[first + 8];
         float s[COLUMNS_0 / 2], d[COLUMNS_0 / 2], dq[32];
         begin<COLUMNS_0>(s, d, rows, base + AT_K, gradients, base + AT_V, 0);
-        queries<COLUMNS_0, 0>(s, d, dq, base, upper_row, lower_row);
+        queries<COLUMNS_0, 0>(s, d, dq, base, upper_row, lower_row, first - lane / 4 < LENGTH);
         begin<COLUMNS_1>(s, d, rows, base + AT_K, gradients, base + AT_V, COLUMNS_0);
-        queries<COLUMNS_1, COLUMNS_0>(s, d, dq, base, upper_row, lower_row);
+        queries<COLUMNS_1, COLUMNS_0>(s, d, dq, base, upper_row, lower_row, first - lane / 4 < LENGTH);
         begin<COLUMNS_2>(s, d, rows, base + AT_K, gradients, base + AT_V, COLUMNS_0 + COLUMNS_1);
-        queries<COLUMNS_2, COLUMNS_0 + COLUMNS_1>(s, d, dq, base, upper_row, lower_row);
+        queries<COLUMNS_2, COLUMNS_0 + COLUMNS_1>(s, d, dq, base, upper_row, lower_row, first - lane / 4 < LENGTH);
         products_wait<0>();
         settled(dq);
 #pragma unroll
@@ -311,10 +398,10 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
                 if (first < LENGTH) total[2 * j + e] += dq[4 * j + e];
                 if (first + 8 < LENGTH) total[2 * j + e] += dq[4 * j + 2 + e];
             }
-        send(dq, SOFT, base, &to_result, column, block * 64, image);
+        send(dq, SOFT, SOFT, base + AT_STAGE, &to_result, column, block * 64, image);
     }
     // dq's sums: over the eight rows that a warp's threads hold, then over warps
-    float* const each = (float*)(memory + AT_LEVELS);
+    float* const each = (float*)(raw + AT_LEVELS);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 16; i++) {

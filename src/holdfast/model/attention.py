@@ -1,6 +1,6 @@
-"""Attention's backward pass on Hopper: :func:`holdfast.model.kernels.attend_backward` for pictures, in a third of less time.
+"""Attention on Hopper, for pictures: what :mod:`holdfast.model.kernels` has for rows of any kind, in less time.
 
-``attention.cu`` says how. Texts, which see only what stands before them, and other cards keep the other kernel.
+``attention.cu`` says how. Texts, which see only what stands before them, and other cards keep the other kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from holdfast.model.cuda import Kernel, Unavailable, source, tensor_map
+from holdfast.model.cuda import Kernel, UnavailableError, source, tensor_map
 from holdfast.model.kernels import column_sums
 
 _HEAD = 64
@@ -19,16 +19,35 @@ _MOST = 115_712  # bytes of shared memory of which a processor has two
 
 
 def takes(device: torch.device, length: int, size: int) -> bool:
-    """Whether rows of this length, with heads of this size, are what :func:`backward` is written for."""
+    """Whether rows of this length, with heads of this size, are what these kernels are written for."""
     if size != _HEAD or length < 48 or _shared(length) > _MOST:
         return False
     if torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
-        _kernel(length, device.index or 0)
-    except Unavailable:
+        _kernels(length, device.index or 0)
+    except UnavailableError:
         return False
     return True
+
+
+def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int) -> Tensor:
+    """softmax(q kᵀ / sqrt(D)) v for every picture and head, from packed q, k, v [T, 3·heads·D] into ``out`` [T, W].
+
+    Returns the levels that the backward pass needs, as :func:`holdfast.model.kernels.attend` does.
+    """
+    width, span = heads * _HEAD, -(-length // 64) * 64
+    rows, everything = -(-length // 8) * 8, sum(_columns(length))
+    levels = torch.empty(images * heads, span, dtype=torch.float32, device=packed.device)
+    maps = (
+        tensor_map(packed, (images, length, 3 * width), (1, rows, _HEAD)),
+        tensor_map(packed, (images, length, 3 * width), (1, everything, _HEAD)),
+        tensor_map(out, (images, length, width), (1, 64, _HEAD)),
+    )
+    forward, _ = _kernels(length, packed.device.index or 0)
+    sizes = (ctypes.c_int(size) for size in (span, heads))
+    forward.launch(images * heads, (*maps, levels, *sizes), packed.device)
+    return levels
 
 
 def backward(
@@ -43,8 +62,9 @@ def backward(
         tensor_map(gradient, (images, length, width), (1, everything, _HEAD)),
         tensor_map(result, (images, length, 3 * width), (1, 64, _HEAD)),
     )
-    sizes = ctypes.c_int(levels.shape[1]), ctypes.c_int(heads)
-    _kernel(length, packed.device.index or 0).launch(images * heads, (*maps, out, levels, sums, *sizes), packed.device)
+    _, kernel = _kernels(length, packed.device.index or 0)
+    sizes = (ctypes.c_int(size) for size in (levels.shape[1], heads))
+    kernel.launch(images * heads, (*maps, out, levels, sums, *sizes), packed.device)
     return column_sums(sums)
 
 
@@ -62,24 +82,31 @@ def _shared(length: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _kernel(length: int, device: int) -> Kernel:
+def _kernels(length: int, device: int) -> tuple[Kernel, Kernel]:
+    """Forward and backward."""
+    text, options = written_out(length)
+    needed = (2 * (-(-length // 8) * 8) + sum(_columns(length)) + 64) * _HEAD * 2 + 16
+    forward = Kernel(text, "attend", options, device, 128, needed)
+    return forward, Kernel(text, "attend_backward", options, device, 128, _shared(length))
+
+
+def written_out(length: int) -> tuple[str, list[str]]:
+    """The source for rows of this length, and what the compiler is told."""
     columns = _columns(length)
     options = [f"-DLENGTH={length}", *(f"-DCOLUMNS_{turn}={size}" for turn, size in enumerate(columns))]
-    text = source("attention.cu").replace("\nMULTIPLY\n", _products(columns))
-    return Kernel(text, "attend_backward", options, device, 128, _shared(length))
+    return source("attention.cu").replace("\nMULTIPLY\n", _products(columns)), options
 
 
 def _products(columns: tuple[int, ...]) -> str:
     """The matrix units' instructions, which name every register: written out for the sizes that are used."""
-    size = columns[0] // 2
     head = "__device__ __forceinline__ void"
     parts: list[str] = []
     for name, add, mode in (("first_", 0, "="), ("", 1, "+")):
-        parts.append(f"template <int N> {head} {name}scores(float (&sum)[{size}], u64 a, u64 b);")
-        for n in sorted(set(columns)):
+        parts.append(f"template <int N, int SIZE> {head} {name}scores(float (&sum)[SIZE], u64 a, u64 b);")
+        for n, size in {**dict.fromkeys(columns, columns[0] // 2), sum(columns): sum(columns) // 2}.items():
             count = n // 2
             parts.append(
-                f"template <> {head} {name}scores<{n}>(float (&sum)[{size}], u64 a, u64 b) {{\n"
+                f"template <> {head} {name}scores<{n}, {size}>(float (&sum)[{size}], u64 a, u64 b) {{\n"
                 f'    asm volatile("{{.reg .pred add; setp.ne.b32 add, {add}, 0; "\n'
                 f'        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{_names(count)}}}, "\n'
                 f'        "%{count}, %{count + 1}, add, 1, 1, 0, 0;}}"\n'

@@ -1,8 +1,8 @@
 """CUDA sources of this package: compiled when first used, for the card at hand, and launched.
 
 NVIDIA's compiler library and the bindings to it and to the driver come with PyTorch's CUDA builds. What is compiled
-takes a second or two and is kept for the process. :class:`Unavailable` is what a caller has to expect: no bindings, or a
-compiler that does not know the card.
+takes a second or two and is kept for the process. A caller has to expect :class:`UnavailableError`: no bindings, or a
+compiler or driver that cannot do it.
 """
 
 # NVIDIA's bindings have no types.
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """No kernel can be made here."""
 
 
 def source(name: str) -> str:
+    """The text of a file beside this one."""
     return Path(__file__).with_name(name).read_text()
 
 
@@ -34,12 +35,14 @@ class Kernel:
     def __init__(self, text: str, name: str, options: Sequence[str], device: int, threads: int, shared: int) -> None:
         try:
             from cuda.bindings import driver, nvrtc
-        except ImportError as error:
-            raise Unavailable(str(error)) from None
+
+            code = _compiled(nvrtc, text, options)
+        except (ImportError, OSError, RuntimeError) as error:  # no bindings, or no library behind them
+            raise UnavailableError(str(error)) from None
         self._driver, self._threads, self._shared = driver, threads, shared
         with torch.cuda.device(device):
-            torch.cuda.current_blas_handle()  # PyTorch's context is there and current
-            module = _checked(driver.cuModuleLoadData(_compiled(nvrtc, text, options)))
+            torch.zeros(1, device="cuda")  # PyTorch's context is there and current
+            module = _checked(driver.cuModuleLoadData(code))
             self._function = _checked(driver.cuModuleGetFunction(module, name.encode()))
             most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(self._function, most, shared))
@@ -62,8 +65,10 @@ class Kernel:
 
 
 def tensor_map(values: Tensor, shape: Sequence[int], box: Sequence[int]) -> Any:
-    """How the copy engine finds pieces (``box``) of contiguous bf16 values seen as ``shape``, outermost first: rows of 64 or
-    128 bytes, swizzled over them, 0 outside."""
+    """How the copy engine finds pieces (``box``) of contiguous bf16 values that are seen as ``shape``, outermost first.
+
+    A piece's rows are 64 values, 128 bytes, in the order that the matrix units read; outside it finds 0.
+    """
     if not values.is_contiguous() or values.dtype != torch.bfloat16:
         raise ValueError(f"expected contiguous bf16 values, found {values.dtype} with strides {values.stride()}")
     return _map(values.data_ptr(), tuple(shape), tuple(box))
@@ -74,7 +79,6 @@ def _map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> Any:
     from cuda.bindings import driver
 
     number, wide = driver.cuuint32_t, driver.cuuint64_t
-    swizzles = driver.CUtensorMapSwizzle
     steps: list[Any] = []
     step = 2
     for size in shape[:0:-1]:
@@ -90,7 +94,7 @@ def _map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> Any:
             [number(size) for size in box[::-1]],
             [number(1)] * len(shape),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            {32: swizzles.CU_TENSOR_MAP_SWIZZLE_64B, 64: swizzles.CU_TENSOR_MAP_SWIZZLE_128B}[box[-1]],
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -105,7 +109,7 @@ def _compiled(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
     if int(outcome) != 0:
         said = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, said)
-        raise Unavailable(f"does not compile: {said.decode(errors='replace')}")
+        raise UnavailableError(f"does not compile: {said.decode(errors='replace')}")
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code
@@ -114,5 +118,5 @@ def _compiled(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
 def _checked(answer: tuple[Any, ...]) -> Any:
     outcome, *rest = answer
     if int(outcome) != 0:
-        raise Unavailable(f"the CUDA driver says {outcome.name}")
+        raise UnavailableError(f"the CUDA driver says {outcome.name}")
     return rest[0] if rest else None

@@ -71,7 +71,7 @@ def _products(device: torch.device, inner: int, outer: int) -> ModuleType | None
 
 @lru_cache(maxsize=64)
 def _attention(device: torch.device, length: int, size: int) -> ModuleType | None:
-    """Attention's backward pass without owners, where there is one for rows of this length."""
+    """Attention without owners, where there is more than Triton's for rows of this length."""
     from holdfast.model import attention
 
     return attention if attention.takes(device, length, size) else None
@@ -223,7 +223,7 @@ def _up(values: Tensor, weight: Tensor, bias: Tensor, quick: bool) -> tuple[Tens
 
 
 def _down_backward(gradient: Tensor, weight: Tensor, inner: Tensor, quick: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient weight taken back through the activation, the activation once more, and the first's sums of columns."""
+    """gradient weight through the activation, the activation once more, and the sums of the first's columns."""
     if gradient.is_cuda:
         products = _products(gradient.device, *weight.T.shape)
         if products is not None:
@@ -246,8 +246,11 @@ def _attend(packed: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     if packed.is_cuda:
         mixed = packed.new_empty(packed.shape[0], width)
         mixed[shape.tokens :].zero_()
-        levels = cast(Any, _kernels()).attend(packed, mixed, shape.images, shape.length, shape.heads, shape.owners)
-        return mixed, levels
+        given = (packed, mixed, shape.images, shape.length, shape.heads)
+        attention = _attention(packed.device, shape.length, width // shape.heads)
+        if shape.owners is None and attention is not None:
+            return mixed, attention.attend(*given)
+        return mixed, cast(Any, _kernels()).attend(*given, shape.owners)
     query, key, value = _heads(packed, shape)
     score = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
     if shape.owners is not None:

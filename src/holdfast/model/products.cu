@@ -16,17 +16,19 @@
 // Sums of columns are added in one order: over a warp's rows, over seven warps, and one partial row a tile is left to
 // the caller. M is free; N and K are multiples of 256 and 64 (see products.py).
 //
-// Compiled at run time with BACKWARD and QUICK defined as 0 or 1, CLUSTER as 2 or 4 and DEPTH as 32 or 64.
+// Compiled at run time with BACKWARD and QUICK defined as 0 or 1.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int ROWS = 128, COLUMNS = 256, STAGES = 192 / DEPTH;
+constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 3, CLUSTER = 2;
+constexpr int VALUE_WARPS = 7;
 constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, TILE_BYTES = ROWS * COLUMNS * 2;
 constexpr u32 AT_A = 0, AT_B = AT_A + STAGES * A_BYTES, AT_TILE = AT_B + STAGES * B_BYTES;
 constexpr u32 AT_EXTRA = AT_TILE + TILE_BYTES;  // forward: the bias; backward: a tile's sums, seven warps, two turns
 constexpr int VALUES = 32 * VALUE_WARPS, THREADS = 256 + 32 + VALUES;
-constexpr int BATCH = (64 + 2 * VALUE_WARPS - 1) / (2 * VALUE_WARPS);  // a warp's rows of half a tile, in two turns
+constexpr int AHEAD = (64 + 2 * VALUE_WARPS - 1) / (2 * VALUE_WARPS);  // half of a warp's rows of half a tile
+constexpr int TILE_THERE = 1, TILE_READ = 3;   // names of barriers, for the upper half of a tile; the lower half's follow
 constexpr int BIAS_STRIDE = 68;                 // of the 64 columns that a thread of four holds: no two in one bank
 
 struct alignas(64) TensorMap { char bytes[128]; };
@@ -77,10 +79,6 @@ __device__ __forceinline__ void copy_to_all(u32 to, const TensorMap* map, int x,
         ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
 }
 
-__device__ __forceinline__ void copy_to_cache(const TensorMap* map, int x, int y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
-}
-
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -93,10 +91,10 @@ __device__ __forceinline__ void group_arrive(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// What the matrix units read. Deep: rows of DEPTH values, swizzled over that many bytes, eight rows one step. Wide: rows
-// of 64 columns, 128 bytes, for every place in the depth, and the next 64 columns behind all of them.
+// What the matrix units read: rows of 128 bytes, swizzled. Deep: a row is a piece of the depth. Wide: a row is 64 columns
+// at one place of the depth, and the next 64 columns stand behind all of them.
 __device__ __forceinline__ u64 deep(u32 at) {
-    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(8 * 2 * DEPTH >> 4) << 32 | (u64)(DEPTH == 64 ? 1 : 2) << 62;
+    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
 __device__ __forceinline__ u64 wide(u32 at) {
@@ -112,28 +110,6 @@ __device__ __forceinline__ u64 wide(u32 at) {
         EIGHT(v, 120)
 
 
-#if VALUE_WARPS == 3
-// sum (+)= a b, 64 x 256 x 16.
-__device__ __forceinline__ void multiply(float (&sum)[128], u64 a, u64 b, u32 add) {
-    asm volatile(
-        "{\n"
-        ".reg .pred add;\n"
-        "setp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, add, 1, 1, 0, %131;\n"
-        "}\n"
-        : ALL(sum)
-        : "l"(a), "l"(b), "r"(add), "n"(BACKWARD));
-}
-#else
 #define HALF(v, i) \
     EIGHT(v, i), EIGHT(v, i + 8), EIGHT(v, i + 16), EIGHT(v, i + 24), EIGHT(v, i + 32), EIGHT(v, i + 40), \
         EIGHT(v, i + 48), EIGHT(v, i + 56)
@@ -160,7 +136,6 @@ __device__ __forceinline__ void multiply(float (&sum)[128], u64 a, u64 b, u32 ad
     multiply_half<0>(sum, a, b, add);
     multiply_half<64>(sum, a, b + (B_BYTES / 2 >> 4), add);
 }
-#endif
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -221,14 +196,11 @@ __device__ __forceinline__ void place_of(int tile, int high, int across, int& do
     down = BAND * band + inside % rows;
 }
 
-// The next rows of what went into the activation, for one warp: asked for while the ones before are worked on.
-__device__ __forceinline__ void fetch(uint4 (&rows)[BATCH], const unsigned short* from, int there, u64 stride) {
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-        rows[i] = make_uint4(0, 0, 0, 0);
-        if (VALUE_WARPS * i < there) rows[i] = __ldcs((const uint4*)from);
-        from += stride;
-    }
+// A row of what went into the activation: 0 where there is none.
+__device__ __forceinline__ uint4 fetched(const unsigned short* from, bool there) {
+    uint4 row = make_uint4(0, 0, 0, 0);
+    if (there) row = __ldcs((const uint4*)from);
+    return row;
 }
 
 // -- the kernel -------------------------------------------------------------------------------------------------------
@@ -271,106 +243,94 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
     cluster_sync();
 
     if (threadIdx.x < 32 + VALUES) {
-#if VALUE_WARPS == 7
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
-#endif
-      if (threadIdx.x < 32) {  // copies
-        if (lane == 0) {
-            int stage = 0;
-            u32 turn = 1;
-            for (int tile = mine; tile < tiles; tile += clusters) {
-                int down, right, next_down, next_right;
-                place_of(tile, high, across, down, right);
-                place_of(tile + clusters, high, across, next_down, next_right);
-                const int row = (down * CLUSTER + (int)rank) * ROWS, column = right * COLUMNS;
-                const bool ahead = tile + clusters < tiles && next_down != down;
-                const int next_row = (next_down * CLUSTER + (int)rank) * ROWS;
-                for (int k = 0; k < pieces; k++) {
-                    const u32 arrived = at_full + 8 * stage;
-                    const u32 part = base + AT_B + stage * B_BYTES + rank * (B_BYTES / CLUSTER);
-                    const int from = column + (int)rank * (COLUMNS / CLUSTER);
-                    barrier_wait(at_empty + 8 * stage, turn);
-                    barrier_expect(arrived, A_BYTES + B_BYTES);
-                    copy_here(base + AT_A + stage * A_BYTES, &a, k * DEPTH, row, arrived);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+        if (threadIdx.x < 32) {  // copies
+            if (lane == 0) {
+                int stage = 0;
+                u32 turn = 1;
+                for (int tile = mine; tile < tiles; tile += clusters) {
+                    int down, right;
+                    place_of(tile, high, across, down, right);
+                    const int row = (down * CLUSTER + (int)rank) * ROWS, column = right * COLUMNS;
+                    for (int k = 0; k < pieces; k++) {
+                        const u32 arrived = at_full + 8 * stage;
+                        const u32 part = base + AT_B + stage * B_BYTES + rank * (B_BYTES / CLUSTER);
+                        const int from = column + (int)rank * (COLUMNS / CLUSTER);
+                        barrier_wait(at_empty + 8 * stage, turn);
+                        barrier_expect(arrived, A_BYTES + B_BYTES);
+                        copy_here(base + AT_A + stage * A_BYTES, &a, k * DEPTH, row, arrived);
 #if BACKWARD
 #pragma unroll
-                    for (int i = 0; i < COLUMNS / CLUSTER / 64; i++)
-                        copy_to_all(part + i * (B_BYTES / 4), &b, from + 64 * i, k * DEPTH, arrived);
+                        for (int i = 0; i < COLUMNS / CLUSTER / 64; i++)
+                            copy_to_all(part + i * (B_BYTES / 4), &b, from + 64 * i, k * DEPTH, arrived);
 #else
-                    copy_to_all(part, &b, k * DEPTH, from, arrived);
+                        copy_to_all(part, &b, k * DEPTH, from, arrived);
 #endif
-                    if (ahead) copy_to_cache(&a, k * DEPTH, next_row);
-                    if (++stage == STAGES) stage = 0, turn ^= 1;
+                        if (++stage == STAGES) stage = 0, turn ^= 1;
+                    }
                 }
             }
-        }
-    } else {  // values
-        const int first_row = threadIdx.x / 32 - 1;
-        group_arrive(3, 128 + VALUES);
-        group_arrive(4, 128 + VALUES);
-        const u64 stride = (u64)VALUE_WARPS * N;  // between a warp's rows
+        } else {  // values
+            const int first_row = threadIdx.x / 32 - 1;
+            group_arrive(TILE_READ, 128 + VALUES);
+            group_arrive(TILE_READ + 1, 128 + VALUES);
+            const u64 stride = (u64)VALUE_WARPS * N;  // between a warp's rows
 #if BACKWARD
-        const int mates = VALUE_WARPS;
-        int turn = 0;
-        uint4 next[BATCH];
-        {
-            int down, right;
-            place_of(mine, high, across, down, right);
-            const int top = (CLUSTER * down + (int)rank) * ROWS + first_row;
-            fetch(next, (const unsigned short*)side + (u64)top * N + right * COLUMNS + lane * 8, M - top, stride);
-        }
+            int turn = 0;
+            uint4 inner[AHEAD];  // rows to come, asked for while the ones before are worked on
+            {
+                int down, right;
+                place_of(mine, high, across, down, right);
+                const int top = (CLUSTER * down + (int)rank) * ROWS + first_row;
+                const unsigned short* const from = (const unsigned short*)side + (u64)top * N + right * COLUMNS + lane * 8;
+#pragma unroll
+                for (int i = 0; i < AHEAD; i++) inner[i] = fetched(from + i * stride, top + VALUE_WARPS * i < M);
+            }
 #endif
-        for (int tile = mine; tile < tiles; tile += clusters) {
-            const bool last = tile + clusters >= tiles;
-            int down, right;
-            place_of(tile, high, across, down, right);
-            down = CLUSTER * down + (int)rank;
-            const int column = right * COLUMNS;
+            for (int tile = mine; tile < tiles; tile += clusters) {
+                const bool last = tile + clusters >= tiles;
+                int down, right;
+                place_of(tile, high, across, down, right);
+                down = CLUSTER * down + (int)rank;
 #if BACKWARD
-            float total[8] = {};
-            int next_down, next_right;
-            place_of(last ? tile : tile + clusters, high, across, next_down, next_right);
-            const int ahead = (CLUSTER * next_down + (int)rank - down) * ROWS;  // rows and columns to the next tile
-            const long long way = (long long)ahead * N + (next_right - right) * COLUMNS;
+                float total[8] = {};
+                int next_down = down, next_right = right;
+                if (!last) {
+                    place_of(tile + clusters, high, across, next_down, next_right);
+                    next_down = CLUSTER * next_down + (int)rank;
+                }
 #endif
 #pragma unroll 1
-            for (int half = 0; half < 2; half++) {
-                const int top = down * ROWS + 64 * half, there = min(64, M - top) - first_row;
-                const u64 place = (u64)(top + first_row) * N + column + lane * 8;
-                unsigned short* to_first = (unsigned short*)first + place;
-                unsigned short* to_second = (unsigned short*)second + place;
-                const char* const from = memory + AT_TILE + (64 * half + first_row) * (COLUMNS * 2);
+                for (int half = 0; half < 2; half++) {
+                    const int top = down * ROWS + 64 * half, there = min(64, M - top) - first_row;
+                    const u64 place = (u64)(top + first_row) * N + right * COLUMNS + lane * 8;
+                    unsigned short* to_first = (unsigned short*)first + place;
+                    unsigned short* to_second = (unsigned short*)second + place;
+                    const char* const from = memory + AT_TILE + (64 * half + first_row) * (COLUMNS * 2);
 #if BACKWARD
-                const unsigned short* const now = (const unsigned short*)side + place;
-                const unsigned short* to_come = now + way;
-                const int there_then = last ? 0 : min(64, M - top - ahead) - first_row;
+                    const unsigned short* ask = (const unsigned short*)side + place + AHEAD * stride;
+                    const int next_top = half == 0 ? top + 64 : next_down * ROWS;
+                    const int next_there = half == 1 && last ? 0 : min(64, M - next_top) - first_row;
+                    const u64 next_place =
+                        (u64)(next_top + first_row) * N + (half == 0 ? right : next_right) * COLUMNS + lane * 8;
 #endif
-                group_wait(1 + half, 128 + VALUES);
+                    group_wait(TILE_THERE + half, 128 + VALUES);
 #pragma unroll
-                for (int batch = 0; batch < 2; batch++) {
-#if BACKWARD
-                    uint4 inner[BATCH];
-#pragma unroll
-                    for (int i = 0; i < BATCH; i++) inner[i] = next[i];
-                    if (batch == 0)
-                        fetch(next, now + BATCH * stride, there - VALUE_WARPS * BATCH, stride);
-                    else if (half == 0)
-                        fetch(next, now + 64 * (u64)N, min(64, M - top - 64) - first_row, stride);
-                    else
-                        fetch(next, now + way - 64 * (u64)N, last ? 0 : min(64, M - top - ahead + 64) - first_row, stride);
-#endif
-#pragma unroll
-                    for (int i = 0; i < BATCH; i++) {
-                        const int row = VALUE_WARPS * (BATCH * batch + i);
-                        if (row > 63) break;
-                        uint4 here = *(const uint4*)(from + row * (COLUMNS * 2) + ((lane ^ ((row + first_row) & 7)) << 4));
-                        if (row + VALUE_WARPS > 64 && row + first_row > 63) here = make_uint4(0, 0, 0, 0);  // another half's
+                    for (int i = 0; i < 2 * AHEAD; i++) {
+                        const int row = VALUE_WARPS * i;
+                        const int turned = (lane ^ ((row + first_row) & 7)) << 4;
+                        uint4 here = *(const uint4*)(from + row * (COLUMNS * 2) + turned);
+                        if (row + VALUE_WARPS > 64 && row + first_row > 63) here = make_uint4(0, 0, 0, 0);  // another's
                         const u32 four[4] = {here.x, here.y, here.z, here.w};
                         u32 one[4], two[4];
 #if BACKWARD
-                        const u32 of[4] = {inner[i].x, inner[i].y, inner[i].z, inner[i].w};
-                        if (row < there_then) asm volatile("prefetch.global.L2 [%0];" ::"l"(to_come));
-                        to_come += stride;
+                        const uint4 then = inner[i % AHEAD];
+                        const u32 of[4] = {then.x, then.y, then.z, then.w};
+                        if (i == AHEAD) ask = (const unsigned short*)side + next_place;
+                        const int far = VALUE_WARPS * AHEAD;
+                        const bool asked = i < AHEAD ? row + far < there : row - far < next_there;
+                        inner[i % AHEAD] = fetched(ask, asked);
+                        ask += stride;
 #endif
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
@@ -396,42 +356,39 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
                         to_first += stride;
                         to_second += stride;
                     }
+                    if (!last) group_arrive(TILE_READ + half, 128 + VALUES);
                 }
-                if (!last) group_arrive(3 + half, 128 + VALUES);
-            }
 #if BACKWARD
-            // Whichever warp is the last to leave its sums adds up all seven, in their order.
-            float* const each = (float*)(memory + AT_EXTRA) + turn * (mates * COLUMNS);
+                // Whichever warp is the last to leave its sums adds up all seven, in their order.
+                float* const each = (float*)(memory + AT_EXTRA) + turn * (VALUE_WARPS * COLUMNS);
 #pragma unroll
-            for (int e = 0; e < 2; e++)
-                *(float4*)(each + first_row * COLUMNS + lane * 8 + 4 * e) =
-                    make_float4(total[4 * e], total[4 * e + 1], total[4 * e + 2], total[4 * e + 3]);
-            __threadfence_block();
-            __syncwarp();
-            int before = 0;
-            if (lane == 0) before = atomicAdd(&left_sums[turn], 1);
-            if (__shfl_sync(0xFFFFFFFFu, before, 0) == mates - 1) {
+                for (int e = 0; e < 2; e++)
+                    *(float4*)(each + first_row * COLUMNS + lane * 8 + 4 * e) =
+                        make_float4(total[4 * e], total[4 * e + 1], total[4 * e + 2], total[4 * e + 3]);
                 __threadfence_block();
+                __syncwarp();
+                int before = 0;
+                if (lane == 0) before = atomicAdd(&left_sums[turn], 1);
+                if (__shfl_sync(0xFFFFFFFFu, before, 0) == VALUE_WARPS - 1) {
+                    __threadfence_block();
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float4 all = *(const float4*)(each + lane * 8 + 4 * e);
+                    for (int e = 0; e < 2; e++) {
+                        float4 all = *(const float4*)(each + lane * 8 + 4 * e);
 #pragma unroll
-                    for (int other = 1; other < mates; other++) {
-                        const float4 more = *(const float4*)(each + other * COLUMNS + lane * 8 + 4 * e);
-                        all.x += more.x, all.y += more.y, all.z += more.z, all.w += more.w;
+                        for (int other = 1; other < VALUE_WARPS; other++) {
+                            const float4 more = *(const float4*)(each + other * COLUMNS + lane * 8 + 4 * e);
+                            all.x += more.x, all.y += more.y, all.z += more.z, all.w += more.w;
+                        }
+                        *(float4*)(sums + (u64)down * N + right * COLUMNS + lane * 8 + 4 * e) = all;
                     }
-                    *(float4*)(sums + (u64)down * N + column + lane * 8 + 4 * e) = all;
+                    if (lane == 0) left_sums[turn] = 0;
                 }
-                if (lane == 0) left_sums[turn] = 0;
+                turn ^= 1;
+#endif
             }
-            turn ^= 1;
-#endif
         }
-      }
     } else {  // products
-#if VALUE_WARPS == 7
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-#endif
         const int half = threadIdx.x / 128 - (32 + VALUES) / 128;
         const int row = 16 * warp + lane % 16;  // whose eight values this thread names to stmatrix
         const u32 out = base + AT_TILE + (64 * half + row) * (COLUMNS * 2);
@@ -458,11 +415,11 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
             for (int k = 0; k < pieces; k++) {
                 barrier_wait(at_full + 8 * stage, turn);
                 const u64 left = deep(base + AT_A + stage * A_BYTES + half * (A_BYTES / 2));
-                const u64 right = BACKWARD ? wide(base + AT_B + stage * B_BYTES) : deep(base + AT_B + stage * B_BYTES);
+                const u64 other = BACKWARD ? wide(base + AT_B + stage * B_BYTES) : deep(base + AT_B + stage * B_BYTES);
                 products_begin();
 #pragma unroll
                 for (int part = 0; part < DEPTH / 16; part++)  // 16 columns of a are 32 bytes on; 16 rows of b 2 KiB
-                    multiply(sum, left + 2 * part, right + (BACKWARD ? 128 : 2) * part,
+                    multiply(sum, left + 2 * part, other + (BACKWARD ? 128 : 2) * part,
                              BACKWARD ? (u32)((k | part) != 0) : 1u);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (k > 0) {
@@ -474,7 +431,7 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
             }
             products_wait<0>(sum);
             if (thread < CLUSTER) barrier_arrive(free + 8 * before);
-            group_wait(3 + half, 128 + VALUES);  // the last tile has been read
+            group_wait(TILE_READ + half, 128 + VALUES);  // the last tile has been read
 #pragma unroll
             for (int j = 0; j < 16; j++)
                 asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -482,7 +439,7 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
                              "r"(packed(sum[8 * j + 0], sum[8 * j + 1])), "r"(packed(sum[8 * j + 2], sum[8 * j + 3])),
                              "r"(packed(sum[8 * j + 4], sum[8 * j + 5])), "r"(packed(sum[8 * j + 6], sum[8 * j + 7]))
                              : "memory");
-            group_arrive(1 + half, 128 + VALUES);
+            group_arrive(TILE_THERE + half, 128 + VALUES);
         }
     }
     cluster_sync();  // a processor that is sent something is still there

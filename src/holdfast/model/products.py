@@ -1,7 +1,7 @@
 """Products with the MLP's activation at their end, on Hopper: :mod:`holdfast.model.kernels` without its passes for it.
 
-``products.cu`` says how. Where the card is another one, or nothing can be compiled, :func:`takes` says no, and the product
-and the pass over its values are two.
+``products.cu`` says how. Where the card is another one, or nothing can be compiled, :func:`takes` says no, and the
+product and the pass over its values are two.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from holdfast.model.cuda import Kernel, Unavailable, source, tensor_map
+from holdfast.model.cuda import Kernel, UnavailableError, source, tensor_map
 from holdfast.model.kernels import column_sums
 
-_ROWS, _COLUMNS, _DEPTH = 128, 256, 32  # a tile's, and how much of the depth is fetched at a time
-_CLUSTER, _VALUE_WARPS = 2, 7
-_THREADS = 32 * (1 + _VALUE_WARPS + 8)
+_ROWS, _COLUMNS, _DEPTH, _CLUSTER, _THREADS = 128, 256, 64, 2, 512  # as in products.cu
 _MOST_COLUMNS = 4096  # the bias has to fit beside the tiles
-_SHARED = (_ROWS + _COLUMNS) * 192 * 2 + _ROWS * _COLUMNS * 2 + _MOST_COLUMNS // 256 * 4 * 68 * 4 + 1024
+_SHARED = 3 * (_ROWS + _COLUMNS) * _DEPTH * 2 + _ROWS * _COLUMNS * 2 + _MOST_COLUMNS // 256 * 4 * 68 * 4 + 1024
 
 
 def takes(device: torch.device, outer: int, inner: int) -> bool:
@@ -30,7 +28,7 @@ def takes(device: torch.device, outer: int, inner: int) -> bool:
         return False
     try:
         _kernel(False, False, device.index or 0)
-    except Unavailable:
+    except UnavailableError:
         return False
     return True
 
@@ -59,7 +57,14 @@ def _high(rows: int) -> int:
 
 
 def _launch(
-    backward: bool, quick: bool, values: Tensor, pieces: object, first: Tensor, second: Tensor, side: Tensor, sums: Tensor
+    backward: bool,
+    quick: bool,
+    values: Tensor,
+    pieces: object,
+    first: Tensor,
+    second: Tensor,
+    side: Tensor,
+    sums: Tensor,
 ) -> None:
     rows, depth = values.shape
     columns = first.shape[1]
@@ -73,7 +78,6 @@ def _launch(
 @lru_cache(maxsize=64)
 def _kernel(backward: bool, quick: bool, device: int) -> tuple[Kernel, int]:
     """The kernel, and how many clusters of processors the card runs at a time."""
-    chosen = {"BACKWARD": backward, "QUICK": quick, "CLUSTER": _CLUSTER, "DEPTH": _DEPTH, "VALUE_WARPS": _VALUE_WARPS}
-    options = [f"-D{name}={int(value)}" for name, value in chosen.items()]
+    options = [f"-DBACKWARD={int(backward)}", f"-DQUICK={int(quick)}"]
     kernel = Kernel(source("products.cu"), "activation_product", options, device, _THREADS, _SHARED)
     return kernel, kernel.clusters(_CLUSTER)
