@@ -142,6 +142,10 @@ def test_products_with_an_activation_are_the_product_and_then_the_activation(
     )
     down = some(outer, inner, scale=outer**-0.5)
     before, active = products.up(x, up, bias, quick=quick)
+    assert before is not None
+    nothing, alone = products.up(x, up, bias, quick=quick, keep=False)
+    assert nothing is None
+    assert torch.equal(alone, active)
     full = before.float().requires_grad_()
     wanted = full * torch.sigmoid(1.702 * full) if quick else torch.nn.functional.gelu(full)
     assert distance(before, x.float() @ up.float().T + bias.float()) < 2e-3

@@ -18,7 +18,7 @@ how the tests compare it with autograd in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +44,7 @@ class Shape:
     eps_1: float
     eps_2: float
     owners: Tensor | None = None  # [images, length] int32: a place sees what stands before it and has its owner
+    learns: bool = True  # whether there will be a backward pass
 
     @property
     def tokens(self) -> int:
@@ -88,6 +89,7 @@ def can(device: torch.device, dtype: torch.dtype, length: int, head: int) -> boo
 def blocks(values: Tensor, weights: list[Weights], shape: Shape) -> tuple[Tensor, Tensor]:
     """Blocks one after another over values [n, L, W]: the stream without its biases [n, L, W], and their sum [W]."""
     width = values.shape[-1]
+    shape = replace(shape, learns=torch.is_grad_enabled())
     # The weights' gradients are products over all tokens: with a multiple of eight of them they reach the matrix
     # units' fast path. This copy is also what the blocks may write on.
     stream = functional.pad(values.reshape(shape.tokens, width), (0, 0, 0, -shape.tokens % 8))
@@ -117,10 +119,12 @@ class _Block(torch.autograd.Function):
         mixed, levels = _attend(packed, shape)
         stream.addmm_(mixed, out_weight.T)
         normed_2, scale_2 = _normed(stream, carried_on, shape.eps_2)
-        inner, active = _up(normed_2, up_folded, up_folded_bias, shape.quick)
+        inner, active = _up(normed_2, up_folded, up_folded_bias, shape.quick, shape.learns)
         stream.addmm_(active, down_weight.T)
         del active
         ctx.mark_dirty(stream)
+        if inner is None:
+            return stream
         kept = (normed_1, scale_1, packed, mixed, levels, normed_2, scale_2, inner)
         ctx.save_for_backward(*kept, in_folded, up_folded, out_weight, down_weight, *weights)
         cast(Any, ctx).shape = shape
@@ -209,12 +213,12 @@ def _normed_backward(
     return d.to(gradient.dtype), e.sum(dim=0), d.sum(dim=0)
 
 
-def _up(values: Tensor, weight: Tensor, bias: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
-    """What goes into the activation, values weightᵀ + bias, and what comes out."""
+def _up(values: Tensor, weight: Tensor, bias: Tensor, quick: bool, keep: bool = True) -> tuple[Tensor | None, Tensor]:
+    """What goes into the activation, values weightᵀ + bias, for a backward pass alone, and what comes out."""
     if values.is_cuda:
         products = _products(values.device, *weight.shape)
         if products is not None:
-            return products.up(values, weight, bias, quick=quick)
+            return products.up(values, weight, bias, quick=quick, keep=keep)
         inner = torch.addmm(bias, values, weight.T)
         return inner, cast(Any, _kernels()).activated(inner, quick=quick)
     inner = torch.addmm(bias, values, weight.T)

@@ -205,7 +205,8 @@ __device__ __forceinline__ uint4 fetched(const unsigned short* from, bool there)
 
 // -- the kernel -------------------------------------------------------------------------------------------------------
 
-// forward: first = inner, second = active, side = bias [N] (bf16). backward: first = d, second = active, side = inner.
+// forward: first = inner (or null, where nothing is learned from it), second = active, side = bias [N] (bf16).
+// backward: first = d, second = active, side = inner.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, void* first, void* second,
                    const void* side, float* sums, int M, int N, int K) {
@@ -350,7 +351,7 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
                             two[e] = packed(x_0 * gate_0, x_1 * gate_1);
                         }
                         if (row < there) {
-                            __stcs((uint4*)to_first, make_uint4(one[0], one[1], one[2], one[3]));
+                            if (BACKWARD || first) __stcs((uint4*)to_first, make_uint4(one[0], one[1], one[2], one[3]));
                             __stcs((uint4*)to_second, make_uint4(two[0], two[1], two[2], two[3]));
                         }
                         to_first += stride;

@@ -33,9 +33,13 @@ def takes(device: torch.device, outer: int, inner: int) -> bool:
     return True
 
 
-def up(values: Tensor, weight: Tensor, bias: Tensor, *, quick: bool) -> tuple[Tensor, Tensor]:
-    """values weightᵀ + bias, and the activation of it: [M, N] both, from [M, K], [N, K] and [N]."""
-    before, active = (torch.empty(len(values), len(weight), dtype=values.dtype, device=values.device) for _ in range(2))
+def up(values: Tensor, weight: Tensor, bias: Tensor, *, quick: bool, keep: bool = True) -> tuple[Tensor | None, Tensor]:
+    """values weightᵀ + bias, where it is to be kept, and the activation of it.
+
+    [M, N] both, from [M, K], [N, K] and [N].
+    """
+    active = torch.empty(len(values), len(weight), dtype=values.dtype, device=values.device)
+    before = torch.empty_like(active) if keep else None
     pieces = tensor_map(weight, weight.shape, (_COLUMNS // _CLUSTER, _DEPTH))
     _launch(False, quick, values, pieces, before, active, bias, bias)
     return before, active
@@ -57,22 +61,17 @@ def _high(rows: int) -> int:
 
 
 def _launch(
-    backward: bool,
-    quick: bool,
-    values: Tensor,
-    pieces: object,
-    first: Tensor,
-    second: Tensor,
-    side: Tensor,
+    backward: bool, quick: bool, values: Tensor, pieces: object, first: Tensor | None, second: Tensor, side: Tensor,
     sums: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     rows, depth = values.shape
-    columns = first.shape[1]
+    columns = second.shape[1]
     kernel, clusters = _kernel(backward, quick, values.device.index or 0)
     programs = _CLUSTER * min(clusters, _high(rows) * (columns // _COLUMNS))
     sizes = (ctypes.c_int(size) for size in (rows, columns, depth))
     taken = tensor_map(values, values.shape, (_ROWS, _DEPTH))
-    kernel.launch(programs, (taken, pieces, first, second, side, sums, *sizes), values.device)
+    one = ctypes.c_void_p(None) if first is None else first
+    kernel.launch(programs, (taken, pieces, one, second, side, sums, *sizes), values.device)
 
 
 @lru_cache(maxsize=64)
