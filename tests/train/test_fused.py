@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.data.views import look, look_at_once, random_views
-from holdfast.model import fast, fused
+from holdfast.model import cuda, fast, fused
 from holdfast.runtime import Runtime, sums_by
 from holdfast.train import loop
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
@@ -183,10 +184,32 @@ def test_attention_for_pictures_is_that_for_any_rows(length: int) -> None:
     assert distance(sums, wanted_sums) < 5e-3
 
 
+def test_the_products_gelu_is_the_true_one_but_for_a_rounding() -> None:
+    """The polynomial as it stands in the source, over every bf16 number: 1.5e-5 at most away, 97 of 100 the nearest."""
+    text = cuda.source("products.cu")
+    first = re.search(r"odds = fmaf\(square, (\S+)f, (\S+)f\);", text)
+    more = re.findall(r"odds = fmaf\(square, odds, (\S+)f\);", text)
+    assert first is not None
+    assert len(more) == 3
+    values = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).float()
+    values = values[values.abs() < 1000]
+    odds = torch.full_like(values, float(first[1]))
+    for coefficient in (first[2], *more):
+        odds = odds * values.square() + float(coefficient)
+    got = values / (1 + torch.exp2(values * odds))
+    true = torch.nn.functional.gelu(values.double())
+    assert float((got - true).abs().max()) < 1.6e-5
+    between = (values.abs() > 1e-3) & (values.abs() < 6)
+    nearest = got.bfloat16() == true.float().bfloat16()
+    assert float(nearest[between].double().mean()) > 0.965
+    step = (got.bfloat16().float() - true.float().bfloat16().float()).abs() / true.float().abs().clamp(min=1e-30)
+    assert float(step[between & (values > -4)].max()) < 2**-6
+
+
 def test_cuda_sources_compile_and_products_are_not_made_to_wait() -> None:
     """Needs the compiler, not a GPU. A remark that products are serialized is what a change of the source can bring."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    from holdfast.model import attention, cuda
+    from holdfast.model import attention
 
     def remarks(text: str, *options: str) -> str:
         program = cuda._checked(nvrtc.nvrtcCreateProgram(text.encode(), b"one.cu", 0, [], []))

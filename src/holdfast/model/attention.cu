@@ -2,16 +2,16 @@
 //
 //   p = softmax(q kᵀ / 8), out = p v   ->   dv = pᵀ g,  ds = p (g vᵀ - Σ out g),  dk = dsᵀ q / 8,  dq = ds k / 8
 //
-// Four warps take a head. All of its q, k, v (and g) stay in shared memory, two heads a processor, and while one waits or
-// works on values the other's products run. Rows come in
-// blocks of 64. Forward a block's scores are all there at once, in registers. Backward come keys first, whose dk
-// and dv are summed over all queries, then queries, whose dq is summed over all keys. Scores are worked out twice, which
-// costs two products of seven; in exchange nothing goes from one group of warps to another, and there is no waiting in
-// the middle. p and ds go from the registers they are made in into the next product.
+// Four warps take a head. All of its q, k, v (and g) stay in shared memory, two heads a processor, and while one waits
+// or works on values the other's products run. Rows come in blocks of 64. Forward a block's scores are all there at
+// once, in registers. Backward come keys first, whose dk and dv are summed over all queries, then queries, whose dq is
+// summed over all keys. Scores are worked out twice, which costs two products of seven; in exchange nothing goes from one
+// group of warps to another, and there is no waiting in the middle. p and ds go from the registers they are made in into
+// the next product.
 //
-// Compiled at run time for one LENGTH, with COLUMNS_0 + COLUMNS_1 + COLUMNS_2 >= LENGTH columns of a block in three turns,
-// multiples of 16 all. What is read behind a row's end is 0 or is multiplied by 0, and what is written there is cut off
-// by the copy engine.
+// Compiled at run time for one LENGTH, with COLUMNS_0 + COLUMNS_1 + COLUMNS_2 >= LENGTH columns of a block in three
+// turns, multiples of 16 all. What is read behind a row's end is 0 or is multiplied by 0, and what is written there is
+// cut off by the copy engine.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -45,7 +45,8 @@ __device__ __forceinline__ void copy_away(const TensorMap* map, int x, int y, in
 }
 
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier)
+                 : "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
@@ -78,8 +79,9 @@ __device__ __forceinline__ void settled(float (&values)[N]) {  // what is read o
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// Written out by attention.py. first_scores<N>(sum, a, b), scores<N>(sum, a, b): sum = a bᵀ and sum += a bᵀ, 64 x N x 16, both
-// from shared memory; first_gather(sum, a, ..., b), gather(...): the same for a b, 64 x 64 x 16, with a from registers.
+// Written out by attention.py. first_scores<N>(sum, a, b), scores<N>(sum, a, b): sum = a bᵀ and sum += a bᵀ,
+// 64 x N x 16, both from shared memory; first_gather(sum, a, ..., b), gather(...): the same for a b, 64 x 64 x 16, with a
+// from registers.
 MULTIPLY
 
 __device__ __forceinline__ float power_of_two(float x) {
@@ -128,8 +130,8 @@ __device__ __forceinline__ void gather_all(float (&to)[32], const u32 (&a)[COLUM
 }
 
 // 64 rows of results, by way of shared memory to the copy engine. All 128 threads, each with an upper and a lower row.
-__device__ __forceinline__ void send(const float (&values)[32], float above, float below, u32 stage, const TensorMap* map,
-                                     int column, int row, int image) {
+__device__ __forceinline__ void send(const float (&values)[32], float above, float below, u32 stage,
+                                     const TensorMap* map, int column, int row, int image) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 to = stage + (16 * warp + lane % 16) * 128, turned = (u32)(lane / 16) ^ (u32)(lane & 7);
     if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -286,8 +288,8 @@ attend(const __grid_constant__ TensorMap from_packed, const __grid_constant__ Te
 
 extern "C" __global__ void __launch_bounds__(128, 2)
 attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_constant__ TensorMap from_gradient,
-                const __grid_constant__ TensorMap to_result, const unsigned short* out, const float* levels, float* sums,
-                int span, int heads) {
+                const __grid_constant__ TensorMap to_result, const unsigned short* out, const float* levels,
+                float* sums, int span, int heads) {
     extern __shared__ __align__(1024) char raw[];
     const u32 base = (u32)__cvta_generic_to_shared(raw);
     const char* const memory = raw;
@@ -411,6 +413,7 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
         if (lane < 4) each[warp * 64 + i / 2 * 8 + 2 * lane + i % 2] = one;
     }
     __syncthreads();
-    if (thread < 64) mine[thread] = SOFT * ((each[thread] + each[64 + thread]) + (each[128 + thread] + each[192 + thread]));
+    if (thread < 64)
+        mine[thread] = SOFT * ((each[thread] + each[64 + thread]) + (each[128 + thread] + each[192 + thread]));
     if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

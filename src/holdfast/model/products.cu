@@ -28,7 +28,7 @@ constexpr u32 AT_A = 0, AT_B = AT_A + STAGES * A_BYTES, AT_TILE = AT_B + STAGES 
 constexpr u32 AT_EXTRA = AT_TILE + TILE_BYTES;  // forward: the bias; backward: a tile's sums, seven warps, two turns
 constexpr int VALUES = 32 * VALUE_WARPS, THREADS = 256 + 32 + VALUES;
 constexpr int AHEAD = (64 + 2 * VALUE_WARPS - 1) / (2 * VALUE_WARPS);  // half of a warp's rows of half a tile
-constexpr int TILE_THERE = 1, TILE_READ = 3;   // names of barriers, for the upper half of a tile; the lower half's follow
+constexpr int TILE_THERE = 1, TILE_READ = 3;    // barriers of a tile's upper half; the lower half's are the next ones
 constexpr int BIAS_STRIDE = 68;                 // of the 64 columns that a thread of four holds: no two in one bank
 
 struct alignas(64) TensorMap { char bytes[128]; };
@@ -91,8 +91,8 @@ __device__ __forceinline__ void group_arrive(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// What the matrix units read: rows of 128 bytes, swizzled. Deep: a row is a piece of the depth. Wide: a row is 64 columns
-// at one place of the depth, and the next 64 columns stand behind all of them.
+// What the matrix units read: rows of 128 bytes, swizzled. Deep: a row is a piece of the depth. Wide: a row is 64
+// columns at one place of the depth, and the next 64 columns stand behind all of them.
 __device__ __forceinline__ u64 deep(u32 at) {
     return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -283,7 +283,8 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
                 int down, right;
                 place_of(mine, high, across, down, right);
                 const int top = (CLUSTER * down + (int)rank) * ROWS + first_row;
-                const unsigned short* const from = (const unsigned short*)side + (u64)top * N + right * COLUMNS + lane * 8;
+                const u64 place = (u64)top * N + right * COLUMNS + lane * 8;
+                const unsigned short* const from = (const unsigned short*)side + place;
 #pragma unroll
                 for (int i = 0; i < AHEAD; i++) inner[i] = fetched(from + i * stride, top + VALUE_WARPS * i < M);
             }
