@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.train import bench
 from tests.cli.test_commands import holdfast as holdfast  # noqa: PLC0414 - a fixture
 
 ROUND = """
@@ -54,6 +56,29 @@ def test_a_round_is_timed_and_nothing_is_left_behind(holdfast: Any, round_file: 
     assert re.search(r"[\d.]+ GFLOP a step, \d+ % of this device's", out)
     assert re.search(r"memory +│ [\d.]+ GiB at most by the whole process", out)
     assert [path.name for path in round_file.parent.iterdir()] == ["ROUND.toml"]
+
+
+@pytest.mark.parametrize("shape", [False, True])
+def test_parts_of_a_recorded_step_are_taken_from_launched_ones(
+    holdfast: Any, round_file: Path, monkeypatch: pytest.MonkeyPatch, shape: bool
+) -> None:
+    """As on a GPU, where a recorded step is one piece; here a run says so unless it was told not to record."""
+    asked: list[bool | str] = []
+
+    def measured(method: Any, data: Any, plan: Any, runtime: Any, *, steps: int) -> bench.Figures:
+        asked.append(plan.config.graphs)
+        found = measure(method, data, plan, runtime, steps=steps, warm_up=1)
+        whole = {"loader": 1.0, "step": 30.0, "logging": 1.0}
+        return found if plan.config.graphs is False else replace(found, parts=whole)
+
+    measure = bench.measure
+    monkeypatch.setattr(bench, "measure", measured)
+    what = ["--shape", "tiny", "--device", "cpu"] if shape else [str(round_file)]
+    code, out, error = holdfast("bench", *what, "--steps", "2")
+    assert (code, error) == (0, "")
+    assert asked == ["auto", False]
+    rows = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
+    assert rows[-5:] == ["recorded", "logging", "forward", "backward", "optimizer"]
 
 
 def test_figures_agree_with_each_other(holdfast: Any, round_file: Path) -> None:

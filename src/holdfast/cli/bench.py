@@ -40,20 +40,26 @@ def bench(
         raise UserError("two things to time", expected="either a ROUND.toml or --shape")
     if round_file is not None and paired:
         raise UserError("--paired goes with --shape", do="say views = 'paired' under [method] of the round")
-    if shape is not None:
-        figures = _of_shape(shape, steps, device, paired)
-    elif round_file is not None:
-        figures = _of_round(round_file, steps, device)
-    else:
+    if round_file is None and shape is None:
         raise UserError(
             "what is to be timed?",
             expected="a ROUND.toml or --shape",
             do="write a round with `holdfast init`, or try `holdfast bench --shape tiny`",
         )
+
+    def timed(steps: int, **changes: bool) -> Figures:
+        if shape is not None:
+            return _of_shape(shape, steps, device, paired, **changes)
+        assert round_file is not None
+        return _of_round(round_file, steps, device, **changes)
+
+    figures = timed(steps)
+    # A recorded step is one piece: what its parts take is seen in steps that are launched one by one.
+    apart = timed(min(steps, 20), graphs=False).parts if "step" in figures.parts else {}
     if not speaks():
         return
     if as_json:
-        print(json.dumps(figures.to_json()))
+        print(json.dumps({**figures.to_json(), "parts_launched_one_by_one": apart}))
         return
     table = Table(title=str(round_file or shape), show_header=False)
     table.add_row("step", f"{figures.milliseconds:.1f} ms ({figures.fastest:.1f} to {figures.slowest:.1f})")
@@ -68,8 +74,10 @@ def bench(
     for part, value in figures.parts.items():
         name = "recorded" if part == "step" else part
         table.add_row(name, f"{value:.1f} ms  {100 * value / sum(figures.parts.values()):.0f} %")
-    if "step" in figures.parts:
-        table.add_row("", "recorded: forward, backward and optimizer in one; train.graphs = false tells them apart")
+    if apart:
+        table.add_row("", "recorded: forward, backward and optimizer in one. Launched one by one they take")
+        for part in ("forward", "backward", "optimizer"):
+            table.add_row(part, f"{apart[part]:.1f} ms  {100 * apart[part] / sum(apart.values()):.0f} %")
     table.add_row("warm-up", f"{figures.first_step_seconds:.0f} s to the first logged step")
     Console().print(table)
 
@@ -78,7 +86,7 @@ def _flop(tera: float) -> str:
     return f"{tera:.3g} TFLOP" if tera >= 1 else f"{1000 * tera:.3g} GFLOP"
 
 
-def _of_shape(name: str, steps: int, device: str | None, paired: bool) -> Figures:
+def _of_shape(name: str, steps: int, device: str | None, paired: bool, **changes: bool) -> Figures:
     import tempfile
 
     from holdfast.errors import nearest
@@ -93,11 +101,11 @@ def _of_shape(name: str, steps: int, device: str | None, paired: bool) -> Figure
     size = int(architecture_config(shape.architecture)["vision_cfg"]["image_size"])
     with started(device or "auto") as runtime, tempfile.TemporaryDirectory() as folder:
         data = made_up_round(shape, write_pictures(Path(folder) / "pixels.bin", shape.images, size))
-        method, plan = made_up_run(shape, data, train_config(shape), runtime, paired=paired)
+        method, plan = made_up_run(shape, data, train_config(shape, **changes), runtime, paired=paired)
         return measure(method, data, plan, runtime, steps=steps)
 
 
-def _of_round(path: Path, steps: int, device: str | None) -> Figures:
+def _of_round(path: Path, steps: int, device: str | None, **changes: bool) -> Figures:
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.rounds.setup import inherit, prepare_round, view_settings
     from holdfast.runtime import started
@@ -108,5 +116,7 @@ def _of_round(path: Path, steps: int, device: str | None) -> Figures:
     with started(device or config.train.device) as runtime:
         ready = prepare_round(config, path.parent, runtime)
         views = view_settings(config.train, config.method)
-        plan = Plan(config.trained, views, config.seed, ready.fingerprint, config.train.steps)
+        plan = Plan(
+            config.trained.model_copy(update=changes), views, config.seed, ready.fingerprint, config.train.steps
+        )
         return measure(ready.method, ready.assembled.data, plan, runtime, steps=steps)
