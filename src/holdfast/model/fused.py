@@ -12,9 +12,9 @@ Exact, like :mod:`holdfast.model.fast`, and in another order of work again. With
 - Gradients of gains come from those of the weights, which are a thousandth of the activations' size:
   dgain_j = Σ_i dW'_ij W_ij with W' = W diag g. Gradients of biases are sums that other passes make on their way.
 
-On a GPU in bf16 the passes are those of :mod:`holdfast.model.kernels`, and on Hopper the MLP's products and attention of
-pictures are those of :mod:`holdfast.model.products` and :mod:`holdfast.model.attention`; elsewhere plain PyTorch does the
-same, which is how the tests compare it with autograd in float64.
+On a GPU in bf16 the passes are those of :mod:`holdfast.model.kernels`, and on Hopper the MLP's products and attention
+of pictures are those of :mod:`holdfast.model.products` and :mod:`holdfast.model.attention`; elsewhere plain PyTorch
+does the same, which is how the tests compare it with autograd in float64.
 """
 
 from __future__ import annotations
