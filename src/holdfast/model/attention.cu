@@ -13,9 +13,6 @@
 // turns, multiples of 16 all. What is read behind a row's end is 0 or is multiplied by 0, and what is written there is
 // cut off by the copy engine.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 constexpr int WIDTH = 64;
 constexpr int BLOCKS = (LENGTH + 63) / 64;
 constexpr int ALL_COLUMNS = COLUMNS_0 + COLUMNS_1 + COLUMNS_2;
@@ -30,8 +27,6 @@ constexpr u32 FORWARD_BARRIER = FORWARD_STAGE + 64 * WIDTH * 2;
 #define NOTHING __int_as_float(0xFF800000)  // log 0
 constexpr float SHARP = 0.125f * 1.4426950408889634f, SOFT = 0.125f;
 
-struct alignas(64) TensorMap { char bytes[128]; };
-
 __device__ __forceinline__ void copy_here(u32 to, const TensorMap* map, int x, int y, int z, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
@@ -44,60 +39,10 @@ __device__ __forceinline__ void copy_away(const TensorMap* map, int x, int y, in
         "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(from) : "memory");
 }
 
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier)
-                 : "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(u32 barrier) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier) : "memory");
-}
-
-// What the matrix units read: rows of 64 values, 128 bytes, swizzled.
-__device__ __forceinline__ u64 described(u32 at) {
-    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-template <int LEFT>
-__device__ __forceinline__ void products_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-template <int N>
-__device__ __forceinline__ void settled(float (&values)[N]) {  // what is read of them is read behind this
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
-}
-
 // Written out by attention.py. first_scores<N>(sum, a, b), scores<N>(sum, a, b): sum = a bᵀ and sum += a bᵀ,
 // 64 x N x 16, both from shared memory; first_gather(sum, a, ..., b), gather(...): the same for a b, 64 x 64 x 16, with a
 // from registers.
 MULTIPLY
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ u32 packed(float first, float second) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-__device__ __forceinline__ float lower(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float upper(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
 // Scores and their gradients for N columns from ``start``: s = rows columnsᵀ, d = gradients valuesᵀ.
 template <int N>
@@ -138,13 +83,10 @@ __device__ __forceinline__ void send(const float (&values)[32], float above, flo
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         to + (((u32)(2 * j) ^ turned) << 4)),
-                     "r"(packed(values[8 * j + 0] * above, values[8 * j + 1] * above)),
-                     "r"(packed(values[8 * j + 2] * below, values[8 * j + 3] * below)),
-                     "r"(packed(values[8 * j + 4] * above, values[8 * j + 5] * above)),
-                     "r"(packed(values[8 * j + 6] * below, values[8 * j + 7] * below))
-                     : "memory");
+        put(to + (((u32)(2 * j) ^ turned) << 4), packed(values[8 * j + 0] * above, values[8 * j + 1] * above),
+            packed(values[8 * j + 2] * below, values[8 * j + 3] * below),
+            packed(values[8 * j + 4] * above, values[8 * j + 5] * above),
+            packed(values[8 * j + 6] * below, values[8 * j + 7] * below));
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     if (threadIdx.x == 0) copy_away(map, column, row, image, stage);
@@ -219,20 +161,22 @@ extern "C" __global__ void __launch_bounds__(128, 2)
 attend(const __grid_constant__ TensorMap from_packed, const __grid_constant__ TensorMap values_from_packed,
        const __grid_constant__ TensorMap to_out, float* levels, int span, int heads) {
     extern __shared__ __align__(1024) char raw[];
-    const u32 base = (u32)__cvta_generic_to_shared(raw);
+    const u32 base = address_of(raw);
     const u32 barrier = base + FORWARD_BARRIER;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int image = blockIdx.x / heads, head = blockIdx.x % heads, between = heads * WIDTH, column = head * WIDTH;
 
     if (base % 1024 != 0) __trap();  // nothing else is in shared memory
     if (thread == 0) {
-        expect(barrier, 2 * TILE + LAST_TILE);
+        barrier_init(barrier, 1);
+        barriers_are_there();
+        barrier_expect(barrier, 2 * TILE + LAST_TILE);
         copy_here(base + AT_Q, &from_packed, column, 0, image, barrier);
         copy_here(base + AT_K, &from_packed, between + column, 0, image, barrier);
         copy_here(base + FORWARD_V, &values_from_packed, 2 * between + column, 0, image, barrier);
     }
     __syncthreads();
-    wait_for(barrier);
+    barrier_wait(barrier, 0);
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
         float s[ALL_COLUMNS / 2], mixed[32];
@@ -291,7 +235,7 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
                 const __grid_constant__ TensorMap to_result, const unsigned short* out, const float* levels,
                 float* sums, int span, int heads) {
     extern __shared__ __align__(1024) char raw[];
-    const u32 base = (u32)__cvta_generic_to_shared(raw);
+    const u32 base = address_of(raw);
     const char* const memory = raw;
     const u32 barrier = base + AT_BARRIER;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -299,7 +243,9 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
 
     if (base % 1024 != 0) __trap();  // nothing else is in shared memory
     if (thread == 0) {
-        expect(barrier, 3 * TILE + LAST_TILE);
+        barrier_init(barrier, 1);
+        barriers_are_there();
+        barrier_expect(barrier, 3 * TILE + LAST_TILE);
         copy_here(base + AT_K, &from_packed, between + column, 0, image, barrier);
         copy_here(base + AT_Q, &from_packed, column, 0, image, barrier);
         copy_here(base + AT_V, &from_packed, 2 * between + column, 0, image, barrier);
@@ -318,7 +264,7 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
         }
     }
     __syncthreads();
-    wait_for(barrier);
+    barrier_wait(barrier, 0);
 #pragma unroll
     for (int turn = 0; turn < 2; turn++) {
         const int query = thread + 128 * turn;

@@ -25,8 +25,8 @@ class UnavailableError(Exception):
 
 
 def source(name: str) -> str:
-    """The text of a file beside this one."""
-    return Path(__file__).with_name(name).read_text()
+    """The text of a file beside this one, behind what all of them share."""
+    return "".join(Path(__file__).with_name(one).read_text("utf-8") for one in ("hopper.cu", name))
 
 
 class Kernel:

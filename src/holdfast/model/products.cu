@@ -18,9 +18,6 @@
 //
 // Compiled at run time with BACKWARD and QUICK defined as 0 or 1.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 constexpr int ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 3, CLUSTER = 2;
 constexpr int VALUE_WARPS = 7;
 constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, TILE_BYTES = ROWS * COLUMNS * 2;
@@ -31,29 +28,7 @@ constexpr int AHEAD = (64 + 2 * VALUE_WARPS - 1) / (2 * VALUE_WARPS);  // half o
 constexpr int TILE_THERE = 1, TILE_READ = 3;    // barriers of a tile's upper half; the lower half's are the next ones
 constexpr int BIAS_STRIDE = 68;                 // of the 64 columns that a thread of four holds: no two in one bank
 
-struct alignas(64) TensorMap { char bytes[128]; };
-
 // -- the card's own instructions --------------------------------------------------------------------------------------
-
-__device__ __forceinline__ u32 address_of(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier), "r"(parity) : "memory");
-}
 
 // The same place in one of the cluster's processors, and an arrival there.
 __device__ __forceinline__ u32 place_in(u32 at, u32 rank) {
@@ -89,16 +64,6 @@ __device__ __forceinline__ void group_wait(int name, int threads) {
 
 __device__ __forceinline__ void group_arrive(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
-// What the matrix units read: rows of 128 bytes, swizzled. Deep: a row is a piece of the depth. Wide: a row is 64
-// columns at one place of the depth, and the next 64 columns stand behind all of them.
-__device__ __forceinline__ u64 deep(u32 at) {
-    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-__device__ __forceinline__ u64 wide(u32 at) {
-    return (u64)((at & 0x3FFFF) >> 4) | (u64)(128 * DEPTH >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
 #define EIGHT(v, i) \
@@ -137,27 +102,7 @@ __device__ __forceinline__ void multiply(float (&sum)[128], u64 a, u64 b, u32 ad
     multiply_half<64>(sum, a, b + (B_BYTES / 2 >> 4), add);
 }
 
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
-template <int LEFT>
-__device__ __forceinline__ void products_wait(float (&sum)[128]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-    asm volatile("" : ALL(sum)::"memory");  // what is read of the sums is read behind this
-}
-
 // -- the activation ---------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float inverse(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // What x is multiplied by, and the activation's derivative. The normal distribution's share below x is 1 / (1 + 2^-l),
 // with l, the base-two logarithm of the odds, an odd polynomial: GELU is 1.5e-5 at most from the true one, and as a
@@ -176,15 +121,6 @@ __device__ __forceinline__ float gate_of(float x, float& slope) {
     slope = fmaf(x * power_of_two(square * -0.7213475204444817f), 0.3989422804014327f, gate);
 #endif
     return gate;
-}
-
-__device__ __forceinline__ float lower(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float upper(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-
-__device__ __forceinline__ u32 packed(float first, float second) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
 }
 
 // Tiles in the order in which they are taken: a band of rows goes through all columns, so that a comes from memory once
@@ -231,7 +167,7 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
             barrier_init(at_full + 8 * i, 1);
             barrier_init(at_empty + 8 * i, 2 * CLUSTER);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_are_there();
     }
 #if !BACKWARD
     for (int i = threadIdx.x; i < N; i += THREADS) {
@@ -416,31 +352,31 @@ activation_product(const __grid_constant__ TensorMap a, const __grid_constant__ 
             int before = stage;
             for (int k = 0; k < pieces; k++) {
                 barrier_wait(at_full + 8 * stage, turn);
-                const u64 left = deep(base + AT_A + stage * A_BYTES + half * (A_BYTES / 2));
-                const u64 other = BACKWARD ? wide(base + AT_B + stage * B_BYTES) : deep(base + AT_B + stage * B_BYTES);
+                const u64 left = described(base + AT_A + stage * A_BYTES + half * (A_BYTES / 2));
+                const u64 other = described(base + AT_B + stage * B_BYTES, BACKWARD ? 128 * DEPTH : 16);
                 products_begin();
 #pragma unroll
                 for (int part = 0; part < DEPTH / 16; part++)  // 16 columns of a are 32 bytes on; 16 rows of b 2 KiB
                     multiply(sum, left + 2 * part, other + (BACKWARD ? 128 : 2) * part,
                              BACKWARD ? (u32)((k | part) != 0) : 1u);
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                products_end();
                 if (k > 0) {
-                    products_wait<1>(sum);
+                    products_wait<1>();
+                    settled(sum);
                     if (thread < CLUSTER) barrier_arrive(free + 8 * before);
                 }
                 before = stage;
                 if (++stage == STAGES) stage = 0, turn ^= 1;
             }
-            products_wait<0>(sum);
+            products_wait<0>();
+            settled(sum);
             if (thread < CLUSTER) barrier_arrive(free + 8 * before);
             group_wait(TILE_READ + half, 128 + VALUES);  // the last tile has been read
 #pragma unroll
             for (int j = 0; j < 16; j++)
-                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                                 out + (((u32)(2 * j) ^ turned) << 4)),
-                             "r"(packed(sum[8 * j + 0], sum[8 * j + 1])), "r"(packed(sum[8 * j + 2], sum[8 * j + 3])),
-                             "r"(packed(sum[8 * j + 4], sum[8 * j + 5])), "r"(packed(sum[8 * j + 6], sum[8 * j + 7]))
-                             : "memory");
+                put(out + (((u32)(2 * j) ^ turned) << 4), packed(sum[8 * j + 0], sum[8 * j + 1]),
+                    packed(sum[8 * j + 2], sum[8 * j + 3]), packed(sum[8 * j + 4], sum[8 * j + 5]),
+                    packed(sum[8 * j + 6], sum[8 * j + 7]));
             group_arrive(TILE_THERE + half, 128 + VALUES);
         }
     }
