@@ -252,8 +252,8 @@ def _attend(packed: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         mixed = packed.new_empty(packed.shape[0], width)
         mixed[shape.tokens :].zero_()
         given = (packed, mixed, shape.images, shape.length, shape.heads)
-        attention = _attention(packed.device, shape.length, width // shape.heads)
-        if shape.owners is None and attention is not None:
+        attention = _attention(packed.device, shape.length, width // shape.heads) if shape.owners is None else None
+        if attention is not None:
             return mixed, attention.attend(*given)
         return mixed, cast(Any, _kernels()).attend(*given, shape.owners)
     query, key, value = _heads(packed, shape)
@@ -274,8 +274,9 @@ def _attend_backward(
         result = torch.empty_like(packed)
         result[shape.tokens :].zero_()
         given = (packed, mixed, gradient, levels, result, shape.images, shape.length, shape.heads)
-        attention = _attention(packed.device, shape.length, packed.shape[1] // 3 // shape.heads)
-        if shape.owners is None and attention is not None:
+        size = packed.shape[1] // 3 // shape.heads
+        attention = _attention(packed.device, shape.length, size) if shape.owners is None else None
+        if attention is not None:
             return result, attention.backward(*given)
         return result, cast(Any, _kernels()).attend_backward(*given, shape.owners)
     query, key, value = _heads(packed, shape)
