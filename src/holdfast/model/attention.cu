@@ -39,6 +39,13 @@ __device__ __forceinline__ void copy_away(const TensorMap* map, int x, int y, in
         "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(from) : "memory");
 }
 
+// A barrier that opens when so many bytes have come.
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    barrier_init(barrier, 1);
+    barriers_are_there();
+    barrier_expect(barrier, bytes);
+}
+
 // Written out by attention.py. first_scores<N>(sum, a, b), scores<N>(sum, a, b): sum = a bᵀ and sum += a bᵀ,
 // 64 x N x 16, both from shared memory; first_gather(sum, a, ..., b), gather(...): the same for a b, 64 x 64 x 16, with a
 // from registers.
@@ -168,9 +175,7 @@ attend(const __grid_constant__ TensorMap from_packed, const __grid_constant__ Te
 
     if (base % 1024 != 0) __trap();  // nothing else is in shared memory
     if (thread == 0) {
-        barrier_init(barrier, 1);
-        barriers_are_there();
-        barrier_expect(barrier, 2 * TILE + LAST_TILE);
+        expect(barrier, 2 * TILE + LAST_TILE);
         copy_here(base + AT_Q, &from_packed, column, 0, image, barrier);
         copy_here(base + AT_K, &from_packed, between + column, 0, image, barrier);
         copy_here(base + FORWARD_V, &values_from_packed, 2 * between + column, 0, image, barrier);
@@ -236,16 +241,13 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
                 float* sums, int span, int heads) {
     extern __shared__ __align__(1024) char raw[];
     const u32 base = address_of(raw);
-    const char* const memory = raw;
     const u32 barrier = base + AT_BARRIER;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int image = blockIdx.x / heads, head = blockIdx.x % heads, between = heads * WIDTH, column = head * WIDTH;
 
     if (base % 1024 != 0) __trap();  // nothing else is in shared memory
     if (thread == 0) {
-        barrier_init(barrier, 1);
-        barriers_are_there();
-        barrier_expect(barrier, 3 * TILE + LAST_TILE);
+        expect(barrier, 3 * TILE + LAST_TILE);
         copy_here(base + AT_K, &from_packed, between + column, 0, image, barrier);
         copy_here(base + AT_Q, &from_packed, column, 0, image, barrier);
         copy_here(base + AT_V, &from_packed, 2 * between + column, 0, image, barrier);
@@ -271,7 +273,7 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
         float2 one = make_float2(NOTHING, 0.0f);
         if (query < LENGTH) {
             one.x = levels[(u64)blockIdx.x * span + query];
-            const char* const g = memory + AT_G + query * 128;
+            const char* const g = raw + AT_G + query * 128;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const uint4 four = *(const uint4*)(g + ((i ^ (query & 7)) << 4));
@@ -313,11 +315,11 @@ attend_backward(const __grid_constant__ TensorMap from_packed, const __grid_cons
         const bool real = block * 64 + 16 * warp < LENGTH;  // a warp without rows only lends itself to the products
         float s[COLUMNS_0 / 2], d[COLUMNS_0 / 2], dk[32], dv[32];
         begin<COLUMNS_0>(s, d, rows, base + AT_Q, values, base + AT_G, 0);
-        keys<COLUMNS_0, 0>(s, d, dk, dv, base, memory, real);
+        keys<COLUMNS_0, 0>(s, d, dk, dv, base, raw, real);
         begin<COLUMNS_1>(s, d, rows, base + AT_Q, values, base + AT_G, COLUMNS_0);
-        keys<COLUMNS_1, COLUMNS_0>(s, d, dk, dv, base, memory, real);
+        keys<COLUMNS_1, COLUMNS_0>(s, d, dk, dv, base, raw, real);
         begin<COLUMNS_2>(s, d, rows, base + AT_Q, values, base + AT_G, COLUMNS_0 + COLUMNS_1);
-        keys<COLUMNS_2, COLUMNS_0 + COLUMNS_1>(s, d, dk, dv, base, memory, real);
+        keys<COLUMNS_2, COLUMNS_0 + COLUMNS_1>(s, d, dk, dv, base, raw, real);
         products_wait<0>();
         settled(dk);
         settled(dv);

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from holdfast.model.cuda import Kernel, UnavailableError, source, tensor_map
+from holdfast.model.cuda import Kernel, makes, source, tensor_map
 from holdfast.model.kernels import column_sums
 
 _HEAD = 64
@@ -20,15 +20,9 @@ _MOST = 115_712  # bytes of shared memory of which a processor has two
 
 def takes(device: torch.device, length: int, size: int) -> bool:
     """Whether rows of this length, with heads of this size, are what these kernels are written for."""
-    if size != _HEAD or length < 48 or _shared(length) > _MOST:
+    if size != _HEAD or length < 48 or _shared(3, length) > _MOST:
         return False
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    try:
-        _kernels(length, device.index or 0)
-    except UnavailableError:
-        return False
-    return True
+    return makes(device, lambda number: _kernels(length, number))
 
 
 def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int) -> Tensor:
@@ -37,7 +31,7 @@ def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int) ->
     Returns the levels that the backward pass needs, as :func:`holdfast.model.kernels.attend` does.
     """
     width, span = heads * _HEAD, -(-length // 64) * 64
-    rows, everything = -(-length // 8) * 8, sum(_columns(length))
+    rows, everything = _rows(length), sum(_columns(length))
     levels = torch.empty(images * heads, span, dtype=torch.float32, device=packed.device)
     maps = (
         tensor_map(packed, (images, length, 3 * width), (1, rows, _HEAD)),
@@ -55,7 +49,7 @@ def backward(
 ) -> Tensor:
     """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums of its columns [3·heads·D]."""
     width = heads * _HEAD
-    rows, everything = -(-length // 8) * 8, sum(_columns(length))
+    rows, everything = _rows(length), sum(_columns(length))
     sums = torch.empty(images, 3 * width, dtype=torch.float32, device=packed.device)
     maps = (
         tensor_map(packed, (images, length, 3 * width), (1, rows, _HEAD)),
@@ -76,18 +70,22 @@ def _columns(length: int) -> tuple[int, int, int]:
     return 16 * first, 16 * second, 16 * (parts - first - second)
 
 
-def _shared(length: int) -> int:
-    rows = -(-length // 8) * 8
-    return (3 * rows + sum(_columns(length)) + 64) * _HEAD * 2 + 256 * 8 + 16
+def _rows(length: int) -> int:
+    """Of a tile in shared memory."""
+    return -(-length // 8) * 8
+
+
+def _shared(tiles: int, length: int) -> int:
+    """Bytes: so many tiles, one with rows for all columns, 64 rows on their way out, levels and a barrier."""
+    return (tiles * _rows(length) + sum(_columns(length)) + 64) * _HEAD * 2 + 256 * 8 + 16
 
 
 @lru_cache(maxsize=64)
 def _kernels(length: int, device: int) -> tuple[Kernel, Kernel]:
     """Forward and backward."""
     text, options = written_out(length)
-    needed = (2 * (-(-length // 8) * 8) + sum(_columns(length)) + 64) * _HEAD * 2 + 16
-    forward = Kernel(text, "attend", options, device, 128, needed)
-    return forward, Kernel(text, "attend_backward", options, device, 128, _shared(length))
+    forward = Kernel(text, "attend", options, device, 128, _shared(2, length))
+    return forward, Kernel(text, "attend_backward", options, device, 128, _shared(3, length))
 
 
 def written_out(length: int) -> tuple[str, list[str]]:

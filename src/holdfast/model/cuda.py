@@ -11,7 +11,7 @@ compiler or driver that cannot do it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,17 @@ class UnavailableError(Exception):
     """No kernel can be made here."""
 
 
+def makes(device: torch.device, kernels: Callable[[int], object]) -> bool:
+    """Whether this is a card that the sources are written for, and its kernels can be made."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        kernels(device.index or 0)
+    except UnavailableError:
+        return False
+    return True
+
+
 def source(name: str) -> str:
     """The text of a file beside this one, behind what all of them share."""
     return "".join(Path(__file__).with_name(one).read_text("utf-8") for one in ("hopper.cu", name))
@@ -34,9 +45,9 @@ class Kernel:
 
     def __init__(self, text: str, name: str, options: Sequence[str], device: int, threads: int, shared: int) -> None:
         try:
-            from cuda.bindings import driver, nvrtc
+            from cuda.bindings import driver
 
-            code = _compiled(nvrtc, text, options)
+            code = _compiled(text, tuple(options))
         except (ImportError, OSError, RuntimeError) as error:  # no bindings, or no library behind them
             raise UnavailableError(str(error)) from None
         self._driver, self._threads, self._shared = driver, threads, shared
@@ -102,7 +113,10 @@ def _map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> Any:
     return (ctypes.c_char * 128).from_buffer_copy(ctypes.string_at(made.getPtr(), 128))
 
 
-def _compiled(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
+@lru_cache(maxsize=8)
+def _compiled(text: str, options: tuple[str, ...]) -> bytes:
+    from cuda.bindings import nvrtc
+
     program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), b"holdfast.cu", 0, [], []))
     flags = [b"--gpu-architecture=sm_90a", *(option.encode() for option in options)]
     (outcome,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)

@@ -216,13 +216,12 @@ def _normed_backward(
 
 def _up(values: Tensor, weight: Tensor, bias: Tensor, quick: bool, keep: bool = True) -> tuple[Tensor | None, Tensor]:
     """What goes into the activation, values weightᵀ + bias, for a backward pass alone, and what comes out."""
-    if values.is_cuda:
-        products = _products(values.device, *weight.shape)
-        if products is not None:
-            return products.up(values, weight, bias, quick=quick, keep=keep)
-        inner = torch.addmm(bias, values, weight.T)
-        return inner, cast(Any, _kernels()).activated(inner, quick=quick)
+    products = _products(values.device, *weight.shape) if values.is_cuda else None
+    if products is not None:
+        return products.up(values, weight, bias, quick=quick, keep=keep)
     inner = torch.addmm(bias, values, weight.T)
+    if values.is_cuda:
+        return inner, cast(Any, _kernels()).activated(inner, quick=quick)
     full = _full(inner)
     return inner, (full * torch.sigmoid(1.702 * full) if quick else functional.gelu(full)).to(values.dtype)
 

@@ -69,12 +69,6 @@ __device__ __forceinline__ void group_arrive(int name, int threads) {
 #define EIGHT(v, i) \
     "+f"(v[i]), "+f"(v[i + 1]), "+f"(v[i + 2]), "+f"(v[i + 3]), "+f"(v[i + 4]), "+f"(v[i + 5]), "+f"(v[i + 6]), \
         "+f"(v[i + 7])
-#define ALL(v) \
-    EIGHT(v, 0), EIGHT(v, 8), EIGHT(v, 16), EIGHT(v, 24), EIGHT(v, 32), EIGHT(v, 40), EIGHT(v, 48), EIGHT(v, 56), \
-        EIGHT(v, 64), EIGHT(v, 72), EIGHT(v, 80), EIGHT(v, 88), EIGHT(v, 96), EIGHT(v, 104), EIGHT(v, 112), \
-        EIGHT(v, 120)
-
-
 #define HALF(v, i) \
     EIGHT(v, i), EIGHT(v, i + 8), EIGHT(v, i + 16), EIGHT(v, i + 24), EIGHT(v, i + 32), EIGHT(v, i + 40), \
         EIGHT(v, i + 48), EIGHT(v, i + 56)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from holdfast.model.cuda import Kernel, UnavailableError, source, tensor_map
+from holdfast.model.cuda import Kernel, makes, source, tensor_map
 from holdfast.model.kernels import column_sums
 
 _ROWS, _COLUMNS, _DEPTH, _CLUSTER, _THREADS = 128, 256, 64, 2, 512  # as in products.cu
@@ -24,13 +24,7 @@ def takes(device: torch.device, outer: int, inner: int) -> bool:
     """Whether an MLP of ``outer`` values a token and ``inner`` within is one that these products are written for."""
     if outer % _DEPTH or inner % _COLUMNS or inner > _MOST_COLUMNS:
         return False
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    try:
-        _kernel(False, False, device.index or 0)
-    except UnavailableError:
-        return False
-    return True
+    return makes(device, lambda number: _kernel(False, False, number))
 
 
 def up(values: Tensor, weight: Tensor, bias: Tensor, *, quick: bool, keep: bool = True) -> tuple[Tensor | None, Tensor]:
