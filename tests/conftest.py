@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "shared_data" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def tried(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``tried("signals", 12)``: what a test did how often; ``tools/reliability.py`` adds it all up."""
+
+    def note(kind: str, count: int = 1) -> None:
+        record_property("tried", [kind, count])
+
+    return note

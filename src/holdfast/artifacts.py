@@ -5,9 +5,12 @@ Nothing here imports torch: ``certify`` and ``report`` read a run folder on any 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -43,7 +46,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
     except OSError as error:
-        raise _not_writable(path, error) from error
+        raise not_writable(path, error) from error
     temporary = Path(name)
     try:
         write(temporary)
@@ -51,9 +54,9 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
-        raise _not_writable(path, error) from error
+        raise not_writable(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -64,7 +67,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -72,12 +76,28 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _not_writable(path: Path, error: OSError) -> UserError:
+def not_writable(path: Path, error: OSError) -> UserError:
+    """The error of a write that failed: a full disk, a folder that is read-only."""
     return UserError(
         f"cannot write {path}",
         found=error.strerror or str(error),
         do="free some space or choose a folder that can be written; what was there before is untouched",
     )
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a name is one that :func:`write_atomic` and its kin use while they write (``.NAME.XXXX.tmp``)."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Remove what writes that were killed left in a folder. Only the one writer of that folder may do so."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if is_temporary(path):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -87,6 +107,33 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
     write_atomic(path, write)
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file of at most ``limit`` bytes; of anything else an OSError whose text says what it is.
+
+    A named pipe would wait for ever and a device would never end: neither is read, also not behind a link.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, f"{_kind_of_file(status.st_mode)}, not a regular file", str(path))
+        content = b"" if status.st_size > limit else file.read(limit + 1)
+        if status.st_size > limit or len(content) > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+        return content
+
+
+def _kind_of_file(mode: int) -> str:
+    kinds = (
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+        (stat.S_ISSOCK, "a socket"),
+    )
+    return next((name for test, name in kinds if test(mode)), "a special file")
 
 
 def canonical_json(value: Any) -> str:
@@ -99,12 +146,19 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+_MAX_JSON = 1 << 30  # bytes of a JSON file; ours are a few kilobytes, official label files some hundred megabytes
+
+
 def read_json(path: Path) -> Any:
     """Read JSON; a missing or broken file is a :class:`UserError`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, _MAX_JSON).decode("utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist", do="check the path") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", found=error.strerror or str(error)) from error
+    except RecursionError as error:
+        raise UserError(f"{path} is not readable as JSON", found="it is nested too deeply") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not readable as JSON", found=str(error)) from error
 
@@ -237,7 +291,7 @@ class RunFolder:
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _not_writable(root, error) from error
+            raise not_writable(root, error) from error
         return cls(root)
 
     @classmethod
