@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.tasks import Batch, LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.tasks import Batch, Images, LabelledSet, PairSet, RoundData, TaskSpec, Texts
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess, TwoTowers
@@ -132,13 +132,13 @@ def batch_of(
     t, n, p = (np.asarray(one, dtype=np.int64)[rank::world] for one in (target, negatives, protected))
     labels = data.constraint.labels[p]
     return Batch(
-        target_images=_floats(data.target.images(t)),
-        target_tokens=tokenize([data.target.texts[i] for i in t]),
+        target_images=Images(_floats(data.target.images(t))),
+        target_texts=Texts(tokenize([data.target.texts[i] for i in t])),
         target_index=torch.from_numpy(t),
-        negative_images=_floats(data.negatives.images(n)),
-        negative_tokens=tokenize([data.negatives.texts[i] for i in n]),
+        negative_images=Images(_floats(data.negatives.images(n))),
+        negative_texts=Texts(tokenize([data.negatives.texts[i] for i in n])),
         negative_index=torch.from_numpy(n),
-        protected_images=_floats(data.constraint.images(p)),
+        protected_images=Images(_floats(data.constraint.images(p))),
         protected_old_images=None,
         protected_task=torch.from_numpy(labels),
         protected_index=torch.from_numpy(p),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config.methods import Co2lConfig, DerConfig, GemConfig
-from holdfast.data.tasks import Batch
+from holdfast.data.tasks import Batch, Images
 from holdfast.errors import UserError
 from holdfast.methods.co2l import Co2l
 from holdfast.methods.der import Der, second_draw
@@ -23,8 +23,8 @@ def naive_loss(method: LinearMethod, image: Tensor, label: int) -> Tensor:
     return -torch.log(scores[label] / scores.sum())
 
 
-def features(method: LinearMethod, images: Tensor) -> list[Tensor]:
-    return [method.model.image_features(image[None])[0] for image in images]
+def features(method: LinearMethod, images: Images) -> list[Tensor]:
+    return [method.model.image_features(image[None])[0] for image in images.pixels]
 
 
 def close(output: Tensor, naive: Tensor, method: LinearMethod) -> None:
@@ -98,7 +98,7 @@ def test_co2l_contrasts_target_images_and_keeps_relations(kappa: float, kappa_ol
     prepared(method, data)
     batch = whole_batch(data, method)
     output = method(batch)
-    images = torch.cat([batch.target_images, batch.protected_images])
+    images = Images(torch.cat([batch.target_images.pixels, batch.protected_images.pixels]))
     z, old = features(method, images), list(method.old.image_features(images))
     close(output.parts["target"], naive_contrast(z, 4, 0.1), method)
     close(output.parts["retention"], weight * naive_distillation(z, old, kappa, kappa_old), method)
@@ -141,6 +141,21 @@ def test_co2l_trains_a_balanced_classifier_on_frozen_features_second() -> None:
     assert all(one is None for one in image_gradient)
 
 
+def test_co2l_over_a_frozen_image_tower_trains_the_classifier_all_along() -> None:
+    data = small_data()
+    method = Co2l(small_model(data), Co2lConfig(), 10)
+    method.model.towers.freeze(image=True)
+    prepared(method, data)
+    (only,) = method.phases()
+    assert (only.share, only.parameters) == (1.0, (method.model.linear,))
+    method.begin_phase(0)
+    output = method(whole_batch(data, method))
+    output.surrogate.backward()
+    assert method.model.linear is not None
+    assert method.model.linear.grad is not None
+    assert output.per_task["loss"].shape == (3,)
+
+
 def test_co2l_needs_two_target_images() -> None:
     data = small_data(target=1)
     with pytest.raises(UserError, match="contrasts target images"):
@@ -172,7 +187,7 @@ def test_der_keeps_old_logits_and_der_plus_plus_replays_a_second_draw(beta: floa
             replayed.append(naive_loss(method, image, int(data.constraint.labels[i])))
         else:
             new = method.model.linear @ image / method.model.class_temperature
-            old = method.old.logits(batch.protected_images[i : i + 1])[0]
+            old = method.old.logits(batch.protected_images.pixels[i : i + 1])[0]
             squares.append(((new - old) ** 2).mean())
     naive = 0.5 * torch.stack(squares).mean()
     if beta:

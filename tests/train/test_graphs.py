@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from holdfast.data.tasks import Batch
+from holdfast.data.tasks import Batch, Images, Kept, Texts
 from holdfast.train import graphs
 
 
 def batch(value: float, rows: int = 2) -> Batch:
-    one, index = torch.full((rows, 3), value), torch.arange(rows)
-    return Batch(one, index, index, one, index, index, one, None, index, index, index, rows, rows, rows)
+    images, index = Images(torch.full((rows, 3), value)), torch.arange(rows)
+    texts = Texts(index)
+    return Batch(images, texts, index, images, texts, index, images, None, index, index, index, rows, rows, rows)
 
 
 class Stand:
@@ -45,7 +47,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> graphs.Steps:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
         def work() -> None:
-            shown.add_(shown_batch.target_images.sum() * (10 if measures else 1))
+            images = shown_batch.target_images
+            values = images.pixels if images.kept is None else images.kept.features
+            shown.add_(values.sum() * (10 if measures else 1))
 
         if current:
             current[-1].again = work  # recorded, not run
@@ -83,6 +87,18 @@ def test_a_shape_is_recorded_once_and_then_played_back_on_new_values(steps: grap
     assert Stand.recorded == 2
     assert steps.run(batch(1.0, rows=5), False)[1] is False  # another shape runs as usual at first
     assert steps.played == 5
+
+
+def test_features_in_place_of_pictures_are_copied_into_a_recording(steps: graphs.Steps) -> None:
+    def kept(value: float) -> Batch:
+        pictures = Images(None, Kept(torch.full((2, 3), value), "image tower"))
+        return replace(batch(value), target_images=pictures, negative_images=pictures, protected_images=pictures)
+
+    for value in range(5):
+        steps.run(kept(float(value)), False)
+    total, played = steps.run(kept(5.0), False)
+    assert played
+    assert float(total) == 6 * sum(range(6))
 
 
 def test_what_cannot_be_recorded_runs_as_usual_after_one_warning(

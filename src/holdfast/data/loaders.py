@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 
 from holdfast.data.rows import TextRows, plan_rows, row_width, rows_for
-from holdfast.data.tasks import Batch, CachedImages, CachedTexts, Draw, LabelledSet, PairSet, RoundData, View
+from holdfast.data.tasks import (
+    Batch,
+    Draw,
+    Images,
+    Kept,
+    KeptImages,
+    KeptTexts,
+    LabelledSet,
+    PairSet,
+    RoundData,
+    Texts,
+    View,
+)
 from holdfast.data.views import look_at_once, random_views
 from holdfast.errors import UserError
 from holdfast.runtime import Runtime, derive_seed, generator, stream_for
@@ -84,7 +96,7 @@ class RoundSampler:
         )
 
 
-class Texts(Protocol):
+class Tokenizing(Protocol):
     """What is asked of a model's towers to make a batch."""
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
@@ -160,6 +172,9 @@ class Tokens:
         return torch.from_numpy(self._tokens[rows].astype(np.int64))
 
 
+_Pictures = tuple[Images, Images, Images, Images | None]  # target, negatives, protected, and those for w_old alone
+
+
 @dataclass(frozen=True)
 class _PromptRows:
     """What is known before the first step of how texts share rows."""
@@ -179,7 +194,7 @@ class BatchMaker:
     def __init__(
         self,
         data: RoundData,
-        towers: Texts,
+        towers: Tokenizing,
         mean: tuple[float, float, float],
         std: tuple[float, float, float],
         views: ViewSettings,
@@ -189,8 +204,8 @@ class BatchMaker:
         kept_as: torch.dtype | None = None,  # type of the finished pictures, where it is not the one they are made in
         prompts: Tensor | None = None,  # tokens of the class prompts, where texts are to share rows with them
         pairs: tuple[int, int] = (0, 0),  # target pairs and negatives of a step, to plan those rows
-        images: CachedImages | None = None,  # features of frozen towers: no picture is read then
-        texts: CachedTexts | None = None,
+        images: KeptImages | None = None,  # features of a frozen image tower: no picture is read then
+        texts: KeptTexts | None = None,  # features of a frozen text tower
     ) -> None:
         self.images, self.texts = images, texts
         self.data, self.views, self.runtime, self.dtype = data, views, runtime, dtype
@@ -211,32 +226,44 @@ class BatchMaker:
 
     def make(self, draw: Draw) -> Batch:
         """This rank's part of the step."""
-        share, data, over = self.runtime.share, self.data, self._to_device
+        share, data, over, texts = self.runtime.share, self.data, self._to_device, self.texts
         target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
-        pair_views = self._pair_views(draw)
         target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
         protected_index = over(torch.from_numpy(protected))
         target_tokens, negative_tokens = self._tokens(target, negatives)
-        protected_pixels = self._pixels(data.constraint, protected)
-        protected_view = self._protected_view(draw)
+        target_images, negative_images, protected_images, protected_old_images = (
+            self._read(draw, target, negatives, protected)
+            if self.images is None
+            else _kept(self.images, target_index, negative_index, protected_index)
+        )
         return Batch(
-            target_images=self._look(self._pixels(data.target, target), pair_views and pair_views[0]),
-            target_tokens=over(target_tokens),
+            target_images=target_images,
+            target_texts=Texts(over(target_tokens), texts and texts.target.rows(target_index)),
             target_index=target_index,
-            negative_images=self._look(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
-            negative_tokens=over(negative_tokens),
+            negative_images=negative_images,
+            negative_texts=Texts(over(negative_tokens), texts and texts.negatives.rows(negative_index)),
             negative_index=negative_index,
-            protected_images=self._look(protected_pixels, protected_view),
-            protected_old_images=self._look(protected_pixels, None) if self.views.protected == "mismatched" else None,
+            protected_images=protected_images,
+            protected_old_images=protected_old_images,
             protected_task=over(torch.from_numpy(data.constraint.labels[protected])),
             protected_index=protected_index,
             tasks=over(torch.from_numpy(draw.tasks)),
             target_total=len(draw.target),
             negative_total=len(draw.negatives),
             protected_total=len(draw.protected),
-            text_rows=None if self.texts else self._rows(target_tokens, negative_tokens),
-            cached_images=self.images and self.images.rows(target_index, negative_index, protected_index),
-            cached_texts=self.texts and self.texts.rows(target_index, negative_index),
+            text_rows=None if texts else self._rows(target_tokens, negative_tokens),
+            prompts=texts and texts.prompts,
+        )
+
+    def _read(self, draw: Draw, target: np.ndarray, negatives: np.ndarray, protected: np.ndarray) -> _Pictures:
+        """Pictures as each is seen in this step."""
+        data, pair_views = self.data, self._pair_views(draw)
+        constraint = self._pixels(data.constraint, protected)
+        return (
+            self._look(self._pixels(data.target, target), pair_views and pair_views[0]),
+            self._look(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
+            self._look(constraint, self._protected_view(draw)),
+            self._look(constraint, None) if self.views.protected == "mismatched" else None,
         )
 
     def _tokens(self, target: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -258,12 +285,10 @@ class BatchMaker:
         return values.to(self.runtime.device, non_blocking=True)
 
     def _pixels(self, examples: PairSet | LabelledSet, positions: np.ndarray) -> Tensor:
-        if self.images is not None:
-            return torch.empty(len(positions), 3, 0, 0, dtype=torch.uint8, device=self.runtime.device)
         return self._to_device(examples.images(positions))
 
-    def _look(self, pixels: Tensor, view: View | None) -> Tensor:
-        return look_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as)
+    def _look(self, pixels: Tensor, view: View | None) -> Images:
+        return Images(look_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as))
 
     def _plan_prompts(self, prompts: Tensor | None, pairs: tuple[int, int]) -> _PromptRows | None:
         """Lengths of the prompts, and rows for a typical step: a function of the data, so that resuming finds it."""
@@ -305,6 +330,15 @@ class BatchMaker:
         if self.views.protected == "clean":
             return None
         return self._views(len(draw.protected), derive_seed(draw.view_seed, "protected"))
+
+
+def _kept(images: KeptImages, target: Tensor, negatives: Tensor, protected: Tensor) -> _Pictures:
+    """Features in place of pictures, at the positions of this step."""
+
+    def rows(kept: Kept, positions: Tensor) -> Images:
+        return Images(None, kept.rows(positions))
+
+    return rows(images.target, target), rows(images.negatives, negatives), rows(images.protected, protected), None
 
 
 def batches(sampler: RoundSampler, maker: BatchMaker, start: int, stop: int, ahead: int = 2) -> Iterator[Batch]:

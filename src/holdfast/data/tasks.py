@@ -8,15 +8,16 @@ no part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.data.rows import TextRows
+from holdfast.errors import UserError
 
 
 class Role(StrEnum):
@@ -147,43 +148,87 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class CachedImages:
-    """E1 of pictures under an image tower that is frozen, evaluation views: of whole sets, or of a batch's rows."""
+class Kept:
+    """Features of a frozen tower, computed once: of a whole set, or of a batch's rows.
 
-    target: Tensor  # [n, D]
-    negatives: Tensor
-    protected: Tensor
+    ``tower`` names the tower that made them (:mod:`holdfast.train.frozen`). A model that carries the name has that
+    tower, and hands out these features in place of computing them again.
+    """
 
-    def rows(self, target: Tensor, negatives: Tensor, protected: Tensor) -> CachedImages:
+    features: Tensor  # [n, width]
+    tower: str
+
+    def rows(self, positions: Tensor) -> Kept:
         """Those at the given positions."""
-        return CachedImages(self.target[target], self.negatives[negatives], self.protected[protected])
+        return Kept(self.features[positions], self.tower)
 
 
 @dataclass(frozen=True)
-class CachedTexts:
-    """Ē2 of texts under a text tower that is frozen: of whole sets, or of a batch's rows."""
+class KeptImages:
+    """E1 of the evaluation views of a round's pictures, [n, D] each."""
 
-    target: Tensor  # [n, text_width]
-    negatives: Tensor
-    prompts: Tensor  # [P, text_width]; always all of them
+    target: Kept
+    negatives: Kept
+    protected: Kept
 
-    def rows(self, target: Tensor, negatives: Tensor) -> CachedTexts:
-        """Those at the given positions."""
-        return CachedTexts(self.target[target], self.negatives[negatives], self.prompts)
+
+@dataclass(frozen=True)
+class KeptTexts:
+    """Ē2 of a round's texts, [n, text_width] each."""
+
+    target: Kept
+    negatives: Kept
+    prompts: Kept
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures of a batch, for a model to encode: ``model.image_features(batch.target_images)``.
+
+    They are normalised pixels or, where the image tower is frozen and every step sees the evaluation view, features
+    that were computed once. A method that asks a model for features need not know which.
+    """
+
+    read: Tensor | None  # [n, 3, S, S] float and normalised, on the training device
+    kept: Kept | None = None  # in place of pixels
+
+    def __len__(self) -> int:
+        values = self.read if self.kept is None else self.kept.features
+        return 0 if values is None else len(values)
+
+    @property
+    def pixels(self) -> Tensor:
+        """Normalised pixels, [n, 3, S, S]; an error where they were not read."""
+        if self.read is None:
+            raise UserError(
+                "a step asks for pixels that were not read",
+                expected="features, by model.image_features(batch.target_images), of the round's new or old model",
+                found="a frozen image tower and no random views: its features were computed once, in place of pixels",
+                do="ask one of those models for features, or set `reads_pixels = True` in the method",
+            )
+        return self.read
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of a batch, for a model to encode: ``model.text_features(batch.target_texts)``."""
+
+    tokens: Tensor  # [n, L]
+    kept: Kept | None = None  # features of a frozen text tower, which spare computing them
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's share of a rank. Images are float and normalised, on the training device."""
+    """One step's share of a rank, on the training device. Pictures and texts are encoded by asking a model."""
 
-    target_images: Tensor  # [B, 3, S, S]
-    target_tokens: Tensor  # [B, L]
+    target_images: Images  # [B]
+    target_texts: Texts  # [B]
     target_index: Tensor  # [B] positions in D, for the moving averages
-    negative_images: Tensor  # [N, 3, S, S]
-    negative_tokens: Tensor  # [N, L]
+    negative_images: Images  # [N]
+    negative_texts: Texts  # [N]
     negative_index: Tensor  # [N]
-    protected_images: Tensor  # [P, 3, S, S]
-    protected_old_images: Tensor | None  # another view for w_old; only in the reproduction of the authors' code
+    protected_images: Images  # [P]
+    protected_old_images: Images | None  # another view for w_old; only in the reproduction of the authors' code
     protected_task: Tensor  # [P] task id = class index
     protected_index: Tensor  # [P] positions in the constraint set
     tasks: Tensor  # [|B_c|] tasks sampled in this step, on all ranks together
@@ -191,17 +236,20 @@ class Batch:
     negative_total: int
     protected_total: int
     text_rows: TextRows | None = None  # how target, negative and prompt tokens share rows, where the towers can
-    cached_images: CachedImages | None = None  # in place of pictures, which are then empty
-    cached_texts: CachedTexts | None = None  # in place of tokens
+    prompts: Kept | None = None  # features of all class prompts under a frozen text tower
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        moved = {
-            field.name: getattr(self, field.name).to(device, non_blocking=True)
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), Tensor)
-        }
-        return replace(self, **moved)
+        return _moved(self, device)
+
+
+def _moved(values: Any, device: torch.device) -> Any:
+    """The same with every tensor in it on a device."""
+    if isinstance(values, Tensor):
+        return values.to(device, non_blocking=True)
+    if is_dataclass(values) and not isinstance(values, type):
+        return replace(values, **{field.name: _moved(getattr(values, field.name), device) for field in fields(values)})
+    return values
 
 
 def label_index(classes: Sequence[str]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from holdfast.data.tasks import Batch, LabelledSet, RoundData
 from holdfast.data.views import look
+from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.fast import beside
 from holdfast.objective.estimators import commit_all
@@ -62,6 +63,7 @@ class Method(nn.Module):
     uses_negatives: ClassVar[bool] = True  # whether its steps encode the negatives
     needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
     recordable: ClassVar[bool] = False  # whether every step runs the same kernels: nothing is decided on the host
+    reads_pixels: ClassVar[bool] = False  # whether a step takes batch.target_images.pixels, not only models' features
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -73,9 +75,26 @@ class Method(nn.Module):
         """w_old, frozen."""
         return self._old[0]
 
+    @property
+    def prepared_with(self) -> tuple[Classifier, ...]:
+        """w_old, once the method has been prepared."""
+        return tuple(self._old)
+
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Remember the frozen old model; subclasses size their estimators to the data and cache old losses."""
+        self.check_trainable()
         self._old[:] = [old]
+
+    def check_trainable(self) -> None:
+        """Refuse a method that is left nothing to train, before anything is computed."""
+        if not self.trainable():
+            heads = " or [model] head_rank above 0" if self.uses_heads else ", or choose a method with heads"
+            raise UserError(
+                f"the method {type(self).__name__} has nothing to train: all its weights are frozen",
+                expected="a tower, heads or a linear head that is trained (a method makes weights of its own in "
+                "__init__)",
+                do=f'set [model] freeze to "nothing", "image" or "text"{heads}',
+            )
 
     def forward(self, batch: Batch) -> StepOutput:
         """Losses of one step."""
@@ -123,19 +142,12 @@ class Encoded:
 
 
 def encode(model: Classifier, batch: Batch) -> Encoded:
-    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower.
-
-    Towers that are frozen for the whole run have said what they say already: see :mod:`holdfast.train.frozen`.
-    """
+    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower."""
     fast = model.towers.has_fast_path  # other towers were not tried on two streams
     texts = beside(batch.target_index.device, lambda: _texts(model, batch), on_its_own=fast)
-    if batch.cached_images is None:
-        counts = [len(batch.target_images), len(batch.negative_images), len(batch.protected_images)]
-        images = model.image_features(torch.cat([batch.target_images, batch.negative_images, batch.protected_images]))
-        target_images, negative_images, protected_images = images.split(counts)
-    else:
-        cached = batch.cached_images
-        target_images, negative_images, protected_images = cached.target, cached.negatives, cached.protected
+    target_images, negative_images, protected_images = model.image_features_together(
+        batch.target_images, batch.negative_images, batch.protected_images
+    )
     target_texts, negative_texts, classes = texts()
     return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
 
@@ -143,10 +155,9 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
 def _texts(model: Classifier, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Target texts, negative texts and classes."""
     target = len(model.classes) - 1  # the target comes last in the label space
-    if batch.cached_texts is None:
-        return model.text_features_together(batch.target_tokens, target, batch.negative_tokens, batch.text_rows)
-    texts = batch.cached_texts
-    return model.text_features_of(texts.target, target, texts.negatives, texts.prompts)
+    return model.text_features_together(
+        batch.target_texts, target, batch.negative_texts, batch.text_rows, batch.prompts
+    )
 
 
 def class_logits(features: Tensor, classes: Tensor, class_temperature: float) -> Tensor:

@@ -13,6 +13,8 @@ from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.runtime import gather
 
+_REPRESENTATION, _CLASSIFIER = "representation", "classifier"
+
 
 class Co2l(LinearMethod):
     """Phase one trains the image encoder, phase two a linear classifier on its frozen features.
@@ -24,11 +26,12 @@ class Co2l(LinearMethod):
         classifier    mean over classes of their mean cross-entropy
 
     Anchors of the contrast are target images, positives the other target images; protected images are negatives only.
+    Where the image tower is frozen there is no first phase: every step trains the classifier.
     """
 
     def __init__(self, model: Classifier, config: Co2lConfig, steps: int) -> None:
         super().__init__(model)
-        self.config, self.phase = config, 0
+        self.config, self.phase = config, _REPRESENTATION
 
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Check that an anchor can have a positive."""
@@ -39,13 +42,14 @@ class Co2l(LinearMethod):
 
     def phases(self) -> tuple[Phase, ...]:
         """Representation first, classifier second."""
-        share = self.config.classifier_share
         image_parameters = tuple(one for one in self.model.towers.image_parameters() if one.requires_grad)
-        return Phase("representation", 1 - share, image_parameters), Phase("classifier", share, (self._head(),))
+        share = self.config.classifier_share if image_parameters else 1.0
+        classifier = Phase(_CLASSIFIER, share, (self._head(),))
+        return (Phase(_REPRESENTATION, 1 - share, image_parameters), classifier) if image_parameters else (classifier,)
 
     def begin_phase(self, phase: int) -> None:
         """Remember which phase it is."""
-        self.phase = phase
+        self.phase = self.phases()[phase].name
 
     def _head(self) -> nn.Parameter:
         if self.model.linear is None:
@@ -54,15 +58,14 @@ class Co2l(LinearMethod):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Losses of the phase that the run is in."""
-        return self._representation(batch) if self.phase == 0 else self._classifier(batch)
+        return self._representation(batch) if self.phase == _REPRESENTATION else self._classifier(batch)
 
     def _representation(self, batch: Batch) -> StepOutput:
         if batch.target_total < 2:
             raise UserError("Co2L needs two target images in a batch", do="raise train.batch or train.target_share")
         target, protected = self.images(batch)
         with torch.no_grad():
-            old = self.old.image_features(torch.cat([batch.target_images, batch.protected_images]))
-        old_target, old_protected = old.split([len(target), len(protected)])
+            old_target, old_protected = self.old.image_features_together(batch.target_images, batch.protected_images)
         # Samples are told apart by their place: target images from 0 on, protected ones below 0.
         place = torch.cat([batch.target_index, -1 - batch.protected_index])
         everywhere = torch.cat(
@@ -77,7 +80,7 @@ class Co2l(LinearMethod):
         )
         distillation = relation_distillation(
             similarity(torch.cat([target, protected]), others),
-            similarity(old, _all(old_target, old_protected, batch)),
+            similarity(torch.cat([old_target, old_protected]), _all(old_target, old_protected, batch)),
             place[:, None] == everywhere,
             self.config.kappa,
             self.config.kappa_old,

@@ -25,10 +25,7 @@ class CrossEntropy(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """One loss over the images of target and protected classes."""
         labels = torch.cat([torch.full_like(batch.target_index, len(self.model.classes) - 1), batch.protected_task])
-        if batch.cached_images is not None:  # a frozen image tower was asked once
-            features = torch.cat([batch.cached_images.target, batch.cached_images.protected])
-        else:
-            features = self.model.image_features(torch.cat([batch.target_images, batch.protected_images]))
-        logits = class_logits(features, self.model.class_features(), self.model.class_temperature)
+        features = self.model.image_features_together(batch.target_images, batch.protected_images)
+        logits = class_logits(torch.cat(features), self.model.class_features(), self.model.class_temperature)
         loss = balanced_cross_entropy(logits, labels)
         return StepOutput({"target": loss}, {"objective": sum_over_ranks(loss) / world_size()})

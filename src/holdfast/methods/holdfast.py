@@ -117,13 +117,8 @@ class Holdfast(Method):
     @torch.no_grad()
     def _old_logits(self, batch: Batch) -> Tensor:
         """w_old on every picture of the step, in the order of the features: [B + N + P, K]."""
-        if batch.cached_images is not None:  # a frozen image tower says what it said
-            cached = batch.cached_images
-            features = torch.cat([cached.target, cached.negatives, cached.protected])
-        else:
-            images = torch.cat([batch.target_images, batch.negative_images, batch.protected_images])
-            features = self.old.image_features(images)
-        return class_logits(features, self._old_classes(), self.old.class_temperature)
+        features = self.old.image_features_together(batch.target_images, batch.negative_images, batch.protected_images)
+        return class_logits(torch.cat(features), self._old_classes(), self.old.class_temperature)
 
     @torch.no_grad()
     def _old_losses(self, batch: Batch, known: Tensor | None) -> Tensor:

@@ -58,10 +58,7 @@ class LinearMethod(Method):
 
     def images(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """E1 of target and protected images, in one pass: [B, D], [P, D]. The negatives have no class and no part."""
-        if batch.cached_images is not None:
-            return batch.cached_images.target, batch.cached_images.protected
-        features = self.model.image_features(torch.cat([batch.target_images, batch.protected_images]))
-        target, protected = features.split([len(batch.target_images), len(batch.protected_images)])
+        target, protected = self.model.image_features_together(batch.target_images, batch.protected_images)
         return target, protected
 
     def losses(self, features: Tensor, labels: Tensor) -> Tensor:

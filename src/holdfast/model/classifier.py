@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holdfast.data.rows import TextRows
+from holdfast.data.tasks import Images, Kept, Texts
 from holdfast.errors import UserError, nearest
 from holdfast.model.heads import HeadRound, TaskHeads
 from holdfast.model.prompts import class_means, tokenize_prompts
@@ -36,6 +37,20 @@ def _rows(tokens: Sequence[Tensor]) -> Tensor:
     """Texts that were shortened to different lengths, one below the other: what is behind an end is never read."""
     length = max(one.shape[1] for one in tokens)
     return torch.cat([functional.pad(one, (0, length - one.shape[1])) for one in tokens])
+
+
+def _tokens(texts: Tensor | Texts) -> Tensor:
+    return texts.tokens if isinstance(texts, Texts) else texts
+
+
+def _held(texts: Tensor | Texts) -> Kept | None:
+    return texts.kept if isinstance(texts, Texts) else None
+
+
+def _kept(values: Sequence[Kept | None], tower: str | None) -> tuple[Tensor, ...] | None:
+    """Kept features, where all of them are there and the tower's own."""
+    found = tuple(one.features for one in values if one is not None and one.tower == tower)
+    return found if len(found) == len(values) else None
 
 
 class Classifier(nn.Module):
@@ -77,40 +92,62 @@ class Classifier(nn.Module):
         """The towers' evaluation view."""
         return self.towers.preprocess
 
-    def image_features(self, images: Tensor) -> Tensor:
-        """E1, L2-normalised: [n, 3, S, S] normalised pixels -> [n, D]."""
+    def image_features(self, images: Tensor | Images) -> Tensor:
+        """E1, L2-normalised: pictures of a batch, or normalised pixels [n, 3, S, S] -> [n, D]."""
+        if isinstance(images, Images):
+            kept = _kept([images.kept], self.towers.kept_images)
+            if kept is not None:
+                return kept[0]
+            images = images.pixels
         return unit(self.towers.image_features(images))
 
-    def text_features(self, tokens: Tensor, head: int | None = None) -> Tensor:
-        """E2, L2-normalised: [n, L] -> [n, D]; ``head`` is a class index, None is plain W."""
-        return self._text_features(self.towers.text_backbone(tokens), head)
+    def image_features_together(self, *images: Images) -> tuple[Tensor, ...]:
+        """The same for several kinds of a batch's pictures, in one pass of the tower: [n, D] each."""
+        kept = _kept([one.kept for one in images], self.towers.kept_images)
+        if kept is not None:
+            return kept
+        features = self.image_features(torch.cat([one.pixels for one in images]))
+        return features.split([len(one) for one in images])
+
+    def text_features(self, texts: Tensor | Texts, head: int | None = None) -> Tensor:
+        """E2, L2-normalised: texts of a batch, or tokens [n, L] -> [n, D]; ``head`` is a class, None is plain W."""
+        kept = _kept([_held(texts)], self.towers.kept_texts)
+        return self._text_features(self.towers.text_backbone(_tokens(texts)) if kept is None else kept[0], head)
 
     def class_features(self) -> Tensor:
         """[K, D]: mean over a class's prompts of their features under its own head, normalised again."""
         return self._class_features(self.towers.text_backbone(self.prompt_tokens))
 
     def text_features_together(
-        self, captions: Tensor, head: int, plain: Tensor, rows: TextRows | None = None
+        self,
+        captions: Tensor | Texts,
+        head: int,
+        plain: Tensor | Texts,
+        rows: TextRows | None = None,
+        prompts: Kept | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Captions under one class's head, other texts under plain W, and the class features, in one pass of the tower.
 
         The same values as two calls of :meth:`text_features` and one of :meth:`class_features`. ``rows`` says how the
-        texts, in this order, may share rows.
+        texts, in this order, may share rows; ``prompts`` are features of the class prompts, where they are kept.
         """
-        tokens = _rows([captions, plain, self.prompt_tokens])
-        backbone = self.towers.text_backbone_in_rows(tokens, rows)
-        of_captions, of_plain, of_prompts = backbone.split([len(captions), len(plain), len(self.prompt_tokens)])
-        return self.text_features_of(of_captions, head, of_plain, of_prompts)
-
-    def text_features_of(
-        self, of_captions: Tensor, head: int, of_plain: Tensor, of_prompts: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same from backbone features, [n, text_width] each."""
+        of_captions, of_plain, of_prompts = self._backbones(captions, plain, rows, prompts)
         return (
             self._text_features(of_captions, head),
             self._text_features(of_plain, None),
             self._class_features(of_prompts),
         )
+
+    def _backbones(
+        self, captions: Tensor | Texts, plain: Tensor | Texts, rows: TextRows | None, prompts: Kept | None
+    ) -> Sequence[Tensor]:
+        """Ē2 of captions, other texts and class prompts: kept, or computed in one pass."""
+        kept = _kept([_held(captions), _held(plain), prompts], self.towers.kept_texts)
+        if kept is not None:
+            return kept
+        tokens = [_tokens(captions), _tokens(plain), self.prompt_tokens]
+        backbone = self.towers.text_backbone_in_rows(_rows(tokens), rows)
+        return backbone.split([len(one) for one in tokens])
 
     def _text_features(self, backbone: Tensor, head: int | None) -> Tensor:
         with torch.autocast(backbone.device.type, enabled=False):
@@ -147,8 +184,11 @@ class Classifier(nn.Module):
         """What images are compared with, [K, D]: the linear head where there is one, else the prompts' features."""
         return self.linear if self.linear is not None else self.class_features()
 
-    def logits(self, images: Tensor, class_matrix: Tensor | None = None) -> Tensor:
-        """s_c(x) / tau_0: [n, 3, S, S] -> [n, K]. ``class_matrix`` may be passed in where many batches share it."""
+    def logits(self, images: Tensor | Images, class_matrix: Tensor | None = None) -> Tensor:
+        """s_c(x) / tau_0: pictures as for :meth:`image_features` -> [n, K].
+
+        ``class_matrix`` may be passed in where many batches share it.
+        """
         features = self.image_features(images)
         matrix = self.class_matrix() if class_matrix is None else class_matrix
         return similarity(features, matrix) / self.class_temperature

@@ -52,6 +52,9 @@ class TwoTowers(nn.Module, ABC):
     preprocess: Preprocess
     embed_dim: int  # D
     text_width: int  # width of the text backbone's features
+    # Names under which features of a tower that is frozen are kept (holdfast.train.frozen). Copies carry them too.
+    kept_images: str | None = None
+    kept_texts: str | None = None
 
     @property
     def has_fast_path(self) -> bool:

@@ -184,7 +184,7 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         towers.text_backbone(tokens)
     a_text = counter.get_total_flops()
-    images_rest, texts_rest = rest(model, data, views)
+    images_rest, texts_rest = rest(method, data, views)
     image_passes = 3 if any(one.requires_grad for one in towers.image_parameters()) else 1 - images_rest
     text_passes = 3 if any(one.requires_grad for one in towers.text_parameters()) else 1 - texts_rest
     if method.linear:  # its head stands in for the text tower

@@ -1,55 +1,101 @@
-"""What frozen towers say, computed once: rounds that train heads only, or one tower, do not ask again every step."""
+"""What frozen towers say, computed once: rounds that train heads only, or one tower, do not ask again every step.
+
+Features stand in a batch where pictures and texts stand (:class:`holdfast.data.tasks.Images`), under the name of the
+tower that made them. A model whose towers carry that name hands them out when it is asked to encode.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import CachedImages, CachedTexts, LabelledSet, PairSet, RoundData
+from holdfast.data.tasks import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
 from holdfast.data.views import look
+from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
+from holdfast.model.towers import TwoTowers
 
 LIMIT = 4 * 2**30  # bytes; larger sets are encoded step by step
 _BATCH = 256
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Frozen:
     """Features of whole sets, for the towers that are frozen."""
 
-    images: CachedImages | None
-    texts: CachedTexts | None
+    images: KeptImages | None
+    texts: KeptTexts | None
 
 
 @torch.no_grad()
-def frozen_features(model: Classifier, data: RoundData, views: ViewSettings, *, texts: bool = True) -> Frozen:
-    """Encode what no step can change: pictures where no view is random, and texts (if any step asks for them)."""
-    images_rest, texts_rest = rest(model, data, views)
+def frozen_features(method: Method, data: RoundData, views: ViewSettings) -> Frozen:
+    """Encode what no step can change, and name the towers that it belongs to: those of the new and the old model."""
+    images_rest, texts_rest = rest(method, data, views)
     return Frozen(
-        CachedImages(_images(model, data.target), _images(model, data.negatives), _images(model, data.constraint))
-        if images_rest
-        else None,
-        CachedTexts(_texts(model, data.target), _texts(model, data.negatives), _backbone(model, model.prompt_tokens))
-        if texts and texts_rest
-        else None,
+        _images_of(method, data) if images_rest else None,
+        _texts_of(method.model, data) if texts_rest and not method.linear else None,
     )
 
 
-def rest(model: Classifier, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:
+def rest(method: Method, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:
     """Whether no step need ask the image tower, and the text tower: frozen, the same every time, and not too much."""
-    towers = model.towers
+    towers = method.model.towers
     size = towers.projection.element_size()
     pictures = len(data.target) + len(data.negatives) + len(data.constraint)
     captions = len(data.target) + len(data.negatives)
     clean = not views.augment_pairs and views.protected == "clean"
-    images_rest = clean and not any(one.requires_grad for one in towers.image_parameters())
-    texts_rest = not any(one.requires_grad for one in towers.text_parameters())
+    images_rest = clean and not method.reads_pixels and not _any_trained(towers.image_parameters())
     return (
-        images_rest and pictures * towers.embed_dim * size < LIMIT,
-        texts_rest and captions * towers.text_width * size < LIMIT,
+        images_rest and pictures * towers.embed_dim * size < LIMIT and _old_has_the_same_image_tower(method),
+        not _any_trained(towers.text_parameters()) and captions * towers.text_width * size < LIMIT,
+    )
+
+
+def _any_trained(parameters: Iterable[Tensor]) -> bool:
+    return any(one.requires_grad for one in parameters)
+
+
+def _old_has_the_same_image_tower(method: Method) -> bool:
+    """A round begins with a copy of the old model; whoever prepares a method otherwise has pictures read."""
+    return all(_same_image_tower(method.model.towers, old.towers) for old in method.prepared_with)
+
+
+def _same_image_tower(one: TwoTowers, other: TwoTowers) -> bool:
+    if one is other:
+        return True
+    if one.spec() != other.spec():
+        return False
+    # Buffers (statistics of a BatchNorm) are those of both towers; a round changes none of them.
+    return _equal(one.image_parameters(), other.image_parameters()) and _equal(one.buffers(), other.buffers())
+
+
+def _equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    return all(
+        one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _images_of(method: Method, data: RoundData) -> KeptImages:
+    model, name = method.model, f"image tower {next(_numbers)}"
+    for towers in (model.towers, *(old.towers for old in method.prepared_with)):
+        towers.kept_images = name
+    sets = (data.target, data.negatives, data.constraint)
+    return KeptImages(*(Kept(_images(model, examples), name) for examples in sets))
+
+
+def _texts_of(model: Classifier, data: RoundData) -> KeptTexts:
+    name = model.towers.kept_texts = f"text tower {next(_numbers)}"
+    return KeptTexts(
+        Kept(_texts(model, data.target), name),
+        Kept(_texts(model, data.negatives), name),
+        Kept(_backbone(model, model.prompt_tokens), name),
     )
 
 
@@ -62,7 +108,7 @@ def _images(model: Classifier, examples: PairSet | LabelledSet) -> Tensor:
         )
         for i in range(0, len(examples), _BATCH)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else weight.new_zeros(0, model.towers.embed_dim)
 
 
 def _texts(model: Classifier, examples: PairSet) -> Tensor:

@@ -117,6 +117,7 @@ class _Run:
         progress: Progress | None,
         stopwatch: Stopwatch,
     ) -> None:
+        method.check_trainable()
         config = plan.config
         self.method, self.plan, self.config, self.runtime, self.folder = method, plan, config, runtime, folder
         self.evaluate, self.progress, self.tasks = evaluate, progress, data.tasks.protected
@@ -127,7 +128,7 @@ class _Run:
         dtype = torch.float64 if config.precision == "float64" else torch.float32
         fast = fast_towers(config, runtime.device)
         with arithmetic(config, runtime.device, compiled=False):
-            frozen = frozen_features(method.model, data, plan.views, texts=not method.linear)
+            frozen = frozen_features(method, data, plan.views)
         self.maker = BatchMaker(
             data,
             method.model.towers,

@@ -1,0 +1,223 @@
+"""Frozen towers: every method (one of a reader's own too) does with kept features what it does with pixels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.config import METHOD_CONFIGS, TrainConfig
+from holdfast.config.methods import CrossEntropyConfig, DerConfig, FinetuneConfig, HoldfastConfig
+from holdfast.data.loaders import BatchSizes, RoundSampler, ViewSettings
+from holdfast.data.tasks import Batch, Images, RoundData, Texts
+from holdfast.errors import UserError
+from holdfast.methods import build_method
+from holdfast.methods.base import Method, StepOutput
+from holdfast.model.classifier import Classifier
+from holdfast.model.clip import load_towers
+from holdfast.runtime import Runtime
+from holdfast.train.bench import step_flop
+from holdfast.train.frozen import frozen_features, rest
+from holdfast.train.loop import Plan, train
+from tests.helpers import made_up_round
+
+RESEARCHERS = Path(__file__).parents[2] / "docs" / "researchers.md"
+CLEAN = ViewSettings(False, "clean", (0.7, 1.0), False)
+FREEZES = ("image", "text", "towers")
+Make = Callable[[Classifier], Method]
+
+
+def lwf(model: Classifier) -> Method:
+    """The method of docs/researchers.md, as it stands there."""
+    code = re.search(r"```python\n(.*?)```", RESEARCHERS.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"__name__": "lwf"}
+    exec(compile(code[1], str(RESEARCHERS), "exec", dont_inherit=True), names)
+    return names["Lwf"](model, names["LwfConfig"](), 4)
+
+
+def built(config: Any) -> Make:
+    return lambda model: build_method(model, config, 4)
+
+
+METHODS: dict[str, Make] = {
+    **{name: built(config()) for name, config in METHOD_CONFIGS.items()},
+    "published": built(HoldfastConfig(form="published", beta=50.0)),
+    "der++": built(DerConfig(beta=1.0)),
+    "lwf of the docs": lwf,
+}
+
+
+@lru_cache(maxsize=1)
+def start() -> Classifier:
+    tasks = made_up_round().tasks
+    return Classifier(load_towers("tiny", None, seed=1), tasks.classes, tasks.prompts, 0.05).double()
+
+
+def prepared(make: Make, data: RoundData, freeze: str, head_rank: int = 4) -> Method:
+    """A method over a copy of the old model, trained as [model] freeze says; everything in float64."""
+    old = start()
+    new = old.copy()
+    method = make(new)
+    new.requires_grad_(False)
+    if freeze not in ("image", "towers"):
+        for parameter in new.towers.image_parameters():
+            parameter.requires_grad_(True)
+    if freeze not in ("text", "towers") and not method.linear:
+        for parameter in new.towers.text_parameters():
+            parameter.requires_grad_(True)
+    if method.linear:
+        new.use_linear()
+    elif method.uses_heads and head_rank:
+        new.begin_round(head_rank, 0)
+    method.double().prepare(old.frozen_copy(), data)
+    return method.double()
+
+
+def losses_and_state(method: Method, data: RoundData, *, augment: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Every term of every step, and where the run ends."""
+    terms: list[Tensor] = []
+    method.register_forward_hook(lambda _, __, output: terms.extend(part.detach() for part in output.parts.values()))
+    settings: dict[str, Any] = {"steps": 4, "batch": 8, "images_per_task": 3, "device": "cpu", "augment": augment}
+    config = TrainConfig(**settings, optimizer="plain", learning_rate=0.02, precision="float64")
+    views = ViewSettings(augment, "clean", (0.7, 1.0), False)
+    train(method, data, Plan(config, views, 0, "sha256:test", evaluate_every=4), Runtime(torch.device("cpu")))
+    return terms, method.state_dict()
+
+
+@pytest.mark.parametrize("freeze", FREEZES)
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_runs_with_frozen_towers_and_features_change_nothing(
+    name: str, freeze: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = made_up_round()
+    if freeze == "towers" and name in ("flyp", "wccl", "lwf of the docs"):
+        with pytest.raises(UserError, match="nothing to train"):
+            prepared(METHODS[name], data, freeze)
+        return
+    with_views, _ = losses_and_state(prepared(METHODS[name], data, freeze), data, augment=True)
+    assert all(torch.isfinite(term) for term in with_views)
+    kept = prepared(METHODS[name], data, freeze)
+    assert rest(kept, data, CLEAN) == (freeze != "text", freeze != "image" or kept.linear)
+    terms, state = losses_and_state(kept, data, augment=False)
+    monkeypatch.setattr("holdfast.train.frozen.LIMIT", 0)
+    again = prepared(METHODS[name], data, freeze)
+    before = {key: value.clone() for key, value in again.model.state_dict().items()}
+    plain_terms, plain_state = losses_and_state(again, data, augment=False)
+    assert any(not torch.equal(before[key], plain_state[f"model.{key}"]) for key in before)  # it has learnt something
+    torch.testing.assert_close(torch.stack(terms), torch.stack(plain_terms), rtol=1e-12, atol=1e-12)
+    for key, value in plain_state.items():
+        torch.testing.assert_close(state[key], value, rtol=1e-11, atol=1e-12, msg=key)
+
+
+def test_the_image_tower_rests_for_old_and_new_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = made_up_round()
+    method = prepared(METHODS["der"], data, "image")
+    shown: dict[str, int] = {"new": 0, "old": 0}
+    for which, model in (("new", method.model), ("old", method.old)):
+        features = model.towers.image_features
+
+        def counted(images: Tensor, which: str = which, features: Callable[[Tensor], Tensor] = features) -> Tensor:
+            shown[which] += len(images)
+            return features(images)
+
+        monkeypatch.setattr(model.towers, "image_features", counted)
+    losses_and_state(method, data, augment=False)
+    once = len(data.target) + len(data.negatives) + len(data.constraint)
+    assert shown == {"new": once, "old": 0}
+
+
+class TakesPixels(Method):
+    """A method that looks at pixels itself."""
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__(model)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        pixels = batch.target_images.pixels
+        return StepOutput({"target": pixels.square().mean() * self.model.class_features().sum()})
+
+
+class SaysSo(TakesPixels):
+    reads_pixels = True
+
+
+def test_pixels_that_were_not_read_are_an_error_that_says_what_to_do(tried: Callable[..., None]) -> None:
+    tried("bad inputs")
+    data = made_up_round()
+    with pytest.raises(UserError, match="pixels that were not read") as caught:
+        losses_and_state(prepared(TakesPixels, data, "image"), data, augment=False)
+    assert "reads_pixels" in caught.value.do
+    terms, _ = losses_and_state(prepared(SaysSo, data, "image"), data, augment=False)
+    assert terms[0] != 0
+
+
+def test_features_are_handed_out_by_models_with_that_very_tower_only(tried: Callable[..., None]) -> None:
+    tried("bad inputs")
+    data = made_up_round()
+    method = prepared(METHODS["der"], data, "image")
+    kept = frozen_features(method, data, CLEAN).images
+    assert kept is not None
+    images = Images(None, kept.target)
+    assert torch.equal(method.model.image_features(images), kept.target.features)
+    assert torch.equal(method.old.image_features(images), kept.target.features)
+    other = Classifier(load_towers("tiny", None, seed=2), data.tasks.classes, data.tasks.prompts, 0.05).double()
+    with pytest.raises(UserError, match="pixels that were not read"):
+        other.image_features(images)
+    with pytest.raises(UserError, match="pixels that were not read"):
+        other.image_features_together(images, images)
+
+
+def test_an_old_model_with_another_image_tower_sees_pixels() -> None:
+    data = made_up_round()
+    method = prepared(METHODS["der"], data, "image")
+    with torch.no_grad():
+        next(iter(method.old.towers.image_parameters())).add_(0.01)
+    assert rest(method, data, CLEAN)[0] is False
+    assert frozen_features(method, data, CLEAN).images is None
+    losses_and_state(method, data, augment=False)
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    data = made_up_round()
+    kept = frozen_features(prepared(METHODS["der"], data, "image"), data, CLEAN).images
+    assert kept is not None
+    index = torch.arange(2)
+    images, texts = Images(None, kept.target.rows(index)), Texts(index[:, None])
+    batch = Batch(images, texts, index, images, texts, index, images, None, index, index, index, 2, 2, 2)
+    moved = batch.to(torch.device("meta"))
+    assert moved.target_images.kept is not None
+    assert moved.target_images.kept.features.device.type == "meta"
+    assert moved.target_texts.tokens.device.type == "meta"
+    assert moved.target_total == 2
+
+
+def test_nothing_to_train_is_refused_before_the_old_model_is_asked(tried: Callable[..., None]) -> None:
+    data = made_up_round()
+    makes: list[Make] = [
+        *(METHODS[name] for name in ("holdfast", "finetune", "cross_entropy", "rm", "flyp", "wccl")),
+        built(CrossEntropyConfig(heads=False)),
+    ]
+    for make in makes:
+        tried("bad inputs")
+        with pytest.raises(UserError, match="nothing to train") as caught:
+            prepared(make, data, "towers", head_rank=0)
+        assert "freeze" in caught.value.do
+    method = prepared(built(FinetuneConfig()), data, "towers")
+    method.requires_grad_(False)  # after it was prepared
+    with pytest.raises(UserError, match="nothing to train"):
+        losses_and_state(method, data, augment=False)
+
+
+def test_towers_that_rest_count_no_work() -> None:
+    data = made_up_round()
+    draw = RoundSampler(data, BatchSizes(4, 4, None, 3), 0).draw(0)
+    work = [step_flop(prepared(METHODS["der"], data, freeze), data, draw, CLEAN) for freeze in ("nothing", "image")]
+    assert work[0] > 0
+    assert work[1] == 0
