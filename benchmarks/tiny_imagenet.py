@@ -48,7 +48,7 @@ from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.model.parts import PartTowers
 from holdfast.model.target_fit import fit_target
-from holdfast.rounds.develop import comparison_json
+from holdfast.rounds.result import comparison_json
 from holdfast.rounds.setup import prepare_round
 from holdfast.runtime import started
 

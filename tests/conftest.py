@@ -22,6 +22,12 @@ def _few_threads() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _own_ledger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test spends sealed sets of the person who runs it, or of another test."""
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of real pictures are skipped where those are not."""
     if not SHARED.is_dir():

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from holdfast.model.folder import load_model, save_model
     from holdfast.objective.contrastive import GlobalContrastive
     from holdfast.objective.retention import Retention, RetentionPenalty
-    from holdfast.rounds.develop import RoundResult, develop
+    from holdfast.rounds.develop import develop
+    from holdfast.rounds.result import RoundResult
     from holdfast.rounds.tune import TuneResult, tune
 
 _HOME = {
@@ -23,7 +24,7 @@ _HOME = {
     "GlobalContrastive": "holdfast.objective.contrastive",
     "Retention": "holdfast.objective.retention",
     "RetentionPenalty": "holdfast.objective.retention",
-    "RoundResult": "holdfast.rounds.develop",
+    "RoundResult": "holdfast.rounds.result",
     "TuneResult": "holdfast.rounds.tune",
     "develop": "holdfast.rounds.develop",
     "load_model": "holdfast.model.folder",

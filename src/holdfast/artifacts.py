@@ -36,6 +36,9 @@ PREDICTIONS = pa.schema(
 )
 
 
+LOCK = ".lock"  # held by the one process that writes in a folder (holdfast.locks)
+
+
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it into place in one step.
 
@@ -259,6 +262,16 @@ class RunFolder:
         return self.root / "candidates"
 
     @property
+    def settled(self) -> Path:
+        """The candidates, and which of them are tested in which order: fixed before sealed images are opened."""
+        return self.root / "candidates.json"
+
+    @property
+    def tested(self) -> Path:
+        """Model folders of the candidates that are tested, until the round is done."""
+        return self.root / "tested"
+
+    @property
     def model(self) -> Path:
         """The model that the round hands back."""
         return self.root / "model"
@@ -277,17 +290,44 @@ class RunFolder:
         """Predictions of one model (``old``, ``new`` or a candidate) on the examples of one role."""
         return self.root / "predictions" / f"{model}-{role}.parquet"
 
+    @property
+    def origin(self) -> Path:
+        """The folder that relative paths of the round's settings begin in."""
+        return Path(os.path.normpath(self.root.resolve() / read_json(self.state).get("root", ".")))
+
+    def towards(self, origin: Path) -> str:
+        """How ``run.json`` names that folder: relative to the run, so that both can be moved together."""
+        return os.path.relpath(origin.resolve(), self.root.resolve())
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything that the run hands back is in place."""
+        return self.result.exists() and self.state.exists() and read_json(self.state).get("status") == "done"
+
+    def clear(self) -> None:
+        """Remove what writes that were killed left behind."""
+        for folder in (self.root, self.candidates, self.checkpoints, self.tested, self.root / "predictions"):
+            clear_temporaries(folder)
+
+    @classmethod
+    def check_free(cls, root: Path) -> None:
+        """Refuse a folder that holds files; what a kill during the very first write of a run leaves is no file."""
+        expected = "a folder that does not exist yet, or an empty one"
+        if root.exists() and not root.is_dir():
+            raise UserError(f"{root} is a file", expected=expected)
+        config = cls(root).config
+        for path in root.iterdir() if root.exists() else ():
+            if not (path.name == LOCK or is_temporary(path) or (path == config and _is_round(path))):
+                raise UserError(
+                    f"the run folder {root} is not empty",
+                    expected=expected,
+                    do=f"choose another with --out, or go on with the run that is in it: --resume {root}",
+                )
+
     @classmethod
     def create(cls, root: Path) -> RunFolder:
         """Make a new run folder; one that holds files already is refused."""
-        if root.exists() and not root.is_dir():
-            raise UserError(f"{root} is a file", expected="a folder that does not exist yet, or an empty one")
-        if root.exists() and any(root.iterdir()):
-            raise UserError(
-                f"the run folder {root} is not empty",
-                expected="a folder that does not exist yet, or an empty one",
-                do="choose another with --out, or go on with the run that is in it with --resume",
-            )
+        cls.check_free(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -298,6 +338,17 @@ class RunFolder:
     def open(cls, root: Path) -> RunFolder:
         """Open the run folder of a run that was begun."""
         folder = cls(root)
-        if not folder.state.exists():
-            raise UserError(f"{root} is not a run folder", expected="a folder that `holdfast develop` made")
-        return folder
+        if folder.state.exists():
+            return folder
+        if folder.config.exists():
+            raise UserError(f"the run in {root} was stopped before it began", do="start it again as it was started")
+        raise UserError(f"{root} is not a run folder", expected="a folder that `holdfast develop` made")
+
+
+def _is_round(path: Path) -> bool:
+    """Whether a file is the settings of a round that we wrote."""
+    try:
+        values = read_json(path)
+    except UserError:
+        return False
+    return isinstance(values, dict) and {"seed", "data", "model"} <= values.keys()

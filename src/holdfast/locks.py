@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from holdfast.artifacts import not_writable
+from holdfast.artifacts import LOCK, not_writable
 from holdfast.errors import UserError
 
-LOCK = ".lock"
 _HELD: set[IO[bytes]] = set()
 
 
@@ -36,6 +35,18 @@ def one_writer(folder: Path) -> Generator[None]:
         _HELD.discard(file)
         path.unlink(missing_ok=True)  # while it is held: whoever comes next makes a new one
         file.close()
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds ``folder`` right now."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _acquire(path: Path) -> IO[bytes]:

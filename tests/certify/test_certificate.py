@@ -18,6 +18,7 @@ from holdfast.certify.certificate import (
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.report import report
 from holdfast.certify.sealed import (
+    Candidates,
     SealedPlan,
     certify_candidates,
     check_possible,
@@ -105,9 +106,8 @@ def look(ledger: Ledger, spec: Spec, sealed: SealedPlan, candidates: dict[str, S
         asked.append(name)
         return predictions(rows((candidates or {"new": spec})[name]), "new")
 
-    outcome = certify_candidates(
-        sealed, ledger, list(candidates or {"new": spec}), lambda: predictions(table, "old"), predict
-    )
+    models = {name: f"sha256:{name}" for name in candidates or {"new": spec}}
+    outcome = certify_candidates(sealed, ledger, Candidates(models), lambda: predictions(table, "old"), predict)
     return outcome, asked
 
 
@@ -148,7 +148,9 @@ def test_sequence_of_candidates(tmp_path: Path) -> None:
 def test_no_candidates_spend_no_look(tmp_path: Path) -> None:
     ledger, sealed = Ledger(tmp_path), plan(GOOD)
     with pytest.raises(UndecidedError, match="no candidate"):
-        certify_candidates(sealed, ledger, [], lambda: pytest.fail("predicted"), lambda _: pytest.fail("predicted"))
+        certify_candidates(
+            sealed, ledger, Candidates({}), lambda: pytest.fail("predicted"), lambda _: pytest.fail("predicted")
+        )
     assert ledger.standing(sealed.fingerprint) is None
 
 
@@ -191,10 +193,12 @@ def test_wrong_predictions_are_found_out(tmp_path: Path) -> None:
 def run_folder(root: Path, spec: Spec, looks: int = 1, margin: object = 0.02) -> RunFolder:
     """A run as `develop` leaves it, as far as certify needs it."""
     run = RunFolder.create(root)
-    write_json(run.state, {"status": "done", "parent": "sha256:old", "data": "sha256:data"})
+    state = {"status": "done", "root": "..", "parent": "sha256:old", "data": "sha256:data", "fingerprint": "sha256:run"}
+    write_json(run.state, state)
     write_json(run.result, {"kept_old": False, "reason": "it lost nothing on dev images"})
     certify = {"margin": margin, "confidence": 0.95, "looks": looks, "target_gain": True, "walk_back": [0.5, 1.0]}
-    write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify})
+    rest = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
+    write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify, **rest})
     table = [{"example_id": row["example_id"], "class": row["task"], "role": "sealed"} for row in rows(spec)]
     table += [{"example_id": f"dev-{k}", "class": "clear", "role": "dev"} for k in range(9)]
     pq.write_table(pa.Table.from_pylist(table), run.roles)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-import types
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -195,18 +195,23 @@ def test_certificate_and_verification(shell: Shell, tmp_path: Path) -> None:
 def predicts(monkeypatch: pytest.MonkeyPatch):
     """Stands in for the model: says what the sealed predictions are, and counts how often they were made."""
 
-    def install(spec) -> list[int]:
-        calls: list[int] = []
-        module = types.ModuleType("holdfast.rounds.develop")
+    def install(spec) -> list[str]:
+        from holdfast.rounds import certify_run
 
-        def predict_sealed(run):
-            calls.append(1)
-            return predictions(rows(spec), "old"), predictions(rows(spec), "new")
+        asked: list[str] = []
 
-        module.predict_sealed = predict_sealed  # type: ignore[attr-defined]
-        module.predict_first = lambda _: pytest.fail("a run outside a project knows no first model")  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "holdfast.rounds.develop", module)
-        return calls
+        class Models:
+            def predict(self, name: str):
+                asked.append(name)
+                return predictions(rows(spec), name)
+
+        @contextmanager
+        def prepared(run, config, root, plan):
+            yield Models()
+
+        monkeypatch.setattr(certify_run, "_prepared", prepared)
+        monkeypatch.setattr(certify_run, "model_fingerprint", lambda folder: "sha256:new")
+        return asked
 
     return install
 
@@ -216,11 +221,11 @@ def test_a_run_that_passes(shell: Shell, tmp_path: Path, predicts) -> None:
     assert shell("certify", run.root, "--ledger", tmp_path / "ledger", "--json") == 0
     assert shell.json["verdict"] == "certified"
     assert shell.json["sealed"]["retired"]
-    assert len(calls) == 1
+    assert calls == ["old", "new"]
     assert shell("verify", run.root) == 0
     # Asked again it says what it has, and spends nothing.
     assert shell("certify", run.root, "--ledger", tmp_path / "ledger") == 0
-    assert len(calls) == 1
+    assert calls == ["old", "new"]
     assert "✓ certified" in shell.out
 
 
@@ -233,12 +238,16 @@ def test_a_run_that_does_not_pass_shows_one_bit(shell: Shell, tmp_path: Path, pr
     assert "gained" not in shell.out
     assert not run.predictions("new", "sealed").exists()
     assert not run.certificate.exists()
+    # The same claim has its answer on record: asked again it costs nothing, and tells nothing more.
     assert shell("certify", run.root, *ledger) == 4
+    assert "look 1 did not pass; 1 left" in shell.out
+    # Another claim is another look.
+    assert shell("certify", run.root, *ledger, "--margin", "0.01") == 4
     assert "it is retired" in shell.out
     assert "gained" in shell.out  # spent: it may be shown in full
-    assert shell("certify", run.root, *ledger) == 4
+    assert shell("certify", run.root, *ledger, "--margin", "0.03") == 4
     assert "is spent" in shell.err
-    assert len(calls) == 2
+    assert calls == ["old", "new"] * 3
 
 
 @pytest.mark.parametrize(

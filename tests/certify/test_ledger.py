@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.certify.ledger import Budget, Ledger, default_ledger
-from holdfast.errors import Exit, HoldfastError, UndecidedError, UserError
+from holdfast.errors import Exit, FaultError, HoldfastError, UndecidedError, UserError
 
 SET = "sha256:" + "ab" * 32
 
@@ -66,53 +66,112 @@ def test_the_look_is_on_disk_before_the_block_is_entered(tmp_path: Path) -> None
         look.close(False)
 
 
-def test_an_error_inside_counts_as_a_look_that_did_not_pass(tmp_path: Path) -> None:
+def test_an_error_inside_leaves_a_look_without_a_result(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with pytest.raises(RuntimeError), ledger.look(SET, Budget(looks=2)):
         raise RuntimeError("out of memory")
     standing = ledger.standing(SET)
     assert standing is not None
-    assert (standing.looks, standing.passes, standing.last_passed) == (1, 0, False)
+    assert (standing.looks, standing.passes, standing.last_passed) == (1, 0, None)
 
 
-def _crash(folder: Path) -> None:
-    with Ledger(folder).look(SET, Budget(looks=2)):
+def _crash(folder: Path, claim: str) -> None:
+    with Ledger(folder).look(SET, Budget(), claim=claim, run="mine"):
         os._exit(9)  # as a power cut: no `finally` runs
 
 
-def test_a_crash_between_look_and_record_counts_as_a_look(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=_crash, args=(tmp_path,))
+def _crashed(folder: Path, claim: str) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_crash, args=(folder, claim))
     process.start()
     process.join()
     assert process.exitcode == 9
-    standing = Ledger(tmp_path).standing(SET)
+
+
+def test_a_look_without_a_result_is_made_again_for_the_same_claim_alone(tmp_path: Path) -> None:
+    _crashed(tmp_path, "this model keeps its classes")
+    ledger = Ledger(tmp_path)
+    standing = ledger.standing(SET)
     assert standing is not None
     assert (standing.looks, standing.last_passed) == (1, None)
-    with Ledger(tmp_path).look(SET, Budget(looks=2)) as look:  # the lock went with the process
-        assert look.number == 2
+    for claim in ("another model keeps its classes", ""):
+        with pytest.raises(UndecidedError, match="spent"), ledger.look(SET, Budget(), claim=claim):
+            pytest.fail("a look was given away")
+    with ledger.look(SET, Budget(), claim="this model keeps its classes") as look:
+        assert (look.number, look.recorded) == (1, None)
+        look.close(True, "step-100")
+    assert [entry["event"] for entry in ledger.entries(SET)] == ["opened", "look", "result"]
 
 
-def test_a_line_cut_short_counts_as_a_look(tmp_path: Path) -> None:
-    ledger, budget = Ledger(tmp_path), Budget(looks=3)
+def test_a_result_on_record_is_the_result(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with ledger.look(SET, Budget(), claim="a") as look:
+        look.close(True, "step-100")
+    before = ledger.path(SET).read_bytes()
+    with ledger.look(SET, Budget(), claim="a") as again:
+        assert again.recorded is not None
+        assert (again.recorded.passed, again.recorded.which) == (True, "step-100")
+        again.close(True, "step-100")
+    assert ledger.path(SET).read_bytes() == before
+    with ledger.look(SET, Budget(), claim="a") as again, pytest.raises(FaultError, match="came out differently"):
+        again.close(False)
+    assert ledger.path(SET).read_bytes() == before
+
+
+def test_a_budget_is_asked_for_before_anything_is_spent(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.check(SET, Budget(), run="mine")  # never looked at
+    with ledger.look(SET, Budget(looks=2), run="mine", claim="a"):
+        pass
+    ledger.check(SET, Budget(looks=2), run="another")  # one look is left
+    with pytest.raises(UserError, match="another budget"):
+        ledger.check(SET, Budget(looks=3), run="mine")
+    with ledger.look(SET, Budget(looks=2), run="another", claim="b") as look:
+        look.close(False)
+    with pytest.raises(UserError, match="spent"):
+        ledger.check(SET, Budget(looks=2), run="third")
+    with pytest.raises(UserError, match="spent"):
+        ledger.check(SET, Budget(looks=2), run="another")
+    ledger.check(SET, Budget(looks=2), run="another", resumed=True)  # it comes back for its result
+    ledger.check(SET, Budget(looks=2), run="mine")  # its look has no result yet
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        Ledger(tmp_path / "file").check(SET, Budget())
+
+
+@pytest.mark.parametrize("torn", [b'{"event": "look", "num', b"{"])
+def test_a_look_that_was_cut_short_on_its_way_to_the_disk_was_none(tmp_path: Path, torn: bytes) -> None:
+    """Images are predicted when the whole line is on disk: whoever wrote half of it had seen nothing."""
+    ledger, budget = Ledger(tmp_path), Budget(looks=2)
     with ledger.look(SET, budget) as look:
         look.close(False)
     with ledger.path(SET).open("ab") as file:
-        file.write(b'{"event": "look", "num')
+        file.write(torn)
     standing = ledger.standing(SET)
     assert standing is not None
-    assert standing.looks == 2
+    assert standing.looks == 1
     with ledger.look(SET, budget) as look:
-        assert look.number == 3
+        assert look.number == 2
         look.close(False)
     with pytest.raises(UndecidedError), ledger.look(SET, budget):
         pass
 
 
+def test_a_whole_line_that_cannot_be_read_counts_as_a_look(tmp_path: Path) -> None:
+    ledger, budget = Ledger(tmp_path), Budget(looks=3)
+    with ledger.look(SET, budget) as look:
+        look.close(False)
+    with ledger.path(SET).open("ab") as file:
+        file.write(b'{"event": "look", "num\n')
+    standing = ledger.standing(SET)
+    assert standing is not None
+    assert standing.looks == 2
+
+
 def test_a_first_line_cut_short_is_no_dead_end(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.path(SET).write_bytes(b'{"event": "op')
-    with ledger.look(SET, Budget(looks=2)) as look:
-        assert look.number == 2  # whatever it was, it counts
+    with ledger.look(SET, Budget()) as look:
+        assert look.number == 1
 
 
 def test_a_changed_record_is_refused(tmp_path: Path) -> None:

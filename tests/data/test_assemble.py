@@ -56,7 +56,7 @@ def test_pixels_belong_to_their_ids_and_labels(scenes: Path) -> None:
     for examples in (made.data.constraint, made.data.dev, made.data.open_test()):
         for position in range(0, len(examples), 7):
             row = where[examples.ids[position]]
-            with Image.open(row["locator"]) as image:
+            with Image.open(scenes / row["locator"]) as image:
                 expected = evaluation_view(image.convert("RGB"), 24)
             assert np.array_equal(examples.images(np.array([position]))[0].numpy(), expected)
             assert made.data.tasks.classes[examples.labels[position]] == row["class"]
@@ -67,7 +67,7 @@ def test_sealed_and_test_are_decoded_only_when_opened(scenes: Path, tmp_path: Pa
     made = run(tmp_path / "s")
     for row in made.roles.to_pylist():
         if row["role"] == "sealed":
-            Path(row["locator"]).unlink()
+            (tmp_path / "s" / row["locator"]).unlink()
     made.data.open_test()
     with pytest.raises(UserError, match="cannot be read"):
         made.data.open_sealed()
@@ -90,7 +90,7 @@ def test_outside_pairs_and_negatives(scenes: Path, tmp_path: Path) -> None:
     (root / "more").mkdir()
     for number in range(3):
         (root / "more" / f"{number}.jpg").write_bytes(encode(picture(1000 + number)))
-    shutil.copy(sealed["locator"], root / "more" / "leak.jpg")
+    shutil.copy(root / "main" / sealed["locator"], root / "more" / "leak.jpg")
     lines = ["0.jpg,an owl", "0.jpg,an owl at night", "0.jpg,an owl", "1.jpg,", "leak.jpg,a leak"]
     (root / "more" / "pairs.csv").write_text("filepath,title\n" + "\n".join(lines) + "\n")
     write_folder(root / "plain", {".": 5}, start=2000)
@@ -130,7 +130,8 @@ def test_corrupt_images_are_skipped_up_to_the_limit(scenes: Path, tmp_path: Path
     shutil.copytree(scenes, tmp_path / "s")
     constraint = [row for row in run(tmp_path / "s").roles.to_pylist() if row["role"] == "constraint"]
     for row in constraint[:6]:  # other content, so other roles: some of the six are trained on
-        Path(row["locator"]).write_bytes(Path(row["locator"]).read_bytes()[:400] + row["example_id"].encode())
+        file = tmp_path / "s" / row["locator"]
+        file.write_bytes(file.read_bytes()[:400] + row["example_id"].encode())
     with pytest.raises(UserError, match=r"cannot be read[\s\S]*bad_image_limit"):
         run(tmp_path / "s", bad_image_limit=0.0)
     made = run(tmp_path / "s", bad_image_limit=0.3)

@@ -22,7 +22,7 @@ from holdfast.certify.sealed import sealed_plan
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
-from holdfast.rounds.develop import comparison_json
+from holdfast.rounds.result import comparison_json
 
 HOSTILE = (
     "<script>window.hit=1</script>",

@@ -37,8 +37,8 @@ def fill(folder: RunFolder, target: str = "c", *, kept: bool = False, change: fl
 
 
 def add_round(project: Project, title: str = "next", parent: str | None = None, **more: Any) -> str:
-    name = project.begin(title, project.resolve(parent))
-    fill(project.folder(name), **more)
+    with project.begin(title, project.resolve(parent)) as name:
+        fill(project.folder(name), **more)
     project.record(name)
     return name
 

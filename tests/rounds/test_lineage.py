@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from holdfast.artifacts import PREDICTIONS, read_json, write_json, write_predictions
 from holdfast.certify.certificate import Settings
 from holdfast.certify.ledger import Budget, Ledger
-from holdfast.certify.sealed import Further, SealedPlan, certify_candidates
+from holdfast.certify.sealed import Candidates, Further, SealedPlan, certify_candidates
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report
@@ -105,8 +105,8 @@ def test_a_missing_file_and_a_missing_line_are_found(project: Project) -> None:
 
 def test_a_line_cut_short_is_passed_over_and_the_round_can_be_written_down(project: Project) -> None:
     one = add_round(project)
-    two = project.begin("next", one)
-    fill(project.folder(two))
+    with project.begin("next", one) as two:
+        fill(project.folder(two))
     with project.lineage.open("ab") as file:
         file.write(b'{"event":"round","round":"0002')
     assert [round_.name for round_ in project.history()] == [one]
@@ -200,7 +200,9 @@ def sealed_look(tmp_path: Path, old: int, first: int, new: int, n: int = 200) ->
     ids = frozenset(tables[0]["example_id"].to_pylist())
     plan = SealedPlan("sha256:cd", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
     further = Further(("a",), lambda: tables[1])
-    outcome = certify_candidates(plan, Ledger(tmp_path), ["x"], lambda: tables[0], lambda _: tables[2], further)
+    outcome = certify_candidates(
+        plan, Ledger(tmp_path), Candidates({"x": ""}), lambda: tables[0], lambda _: tables[2], further
+    )
     return outcome.passed, outcome.told
 
 
@@ -221,7 +223,9 @@ def test_a_class_that_the_first_model_did_not_know_is_not_held_against_it(tmp_pa
     ids = frozenset(tables[100]["example_id"].to_pylist())
     plan = SealedPlan("sha256:ef", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
     further = Further(("b",), lambda: tables[190])
-    outcome = certify_candidates(plan, Ledger(tmp_path), ["x"], lambda: tables[100], lambda _: tables[100], further)
+    outcome = certify_candidates(
+        plan, Ledger(tmp_path), Candidates({"x": ""}), lambda: tables[100], lambda _: tables[100], further
+    )
     assert outcome.passed
 
 

@@ -12,7 +12,8 @@ import pytest
 from holdfast.artifacts import read_json, read_predictions
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.model import fast
-from holdfast.rounds.develop import RoundResult, develop
+from holdfast.rounds.develop import develop
+from holdfast.rounds.result import RoundResult
 from holdfast.rounds.tune import tune
 
 STEPS = 60

@@ -5,26 +5,26 @@ look; each look is tested at
 
     level = δ / sum over j < B of J^j C(R, j+1)         (B = 1: δ / R)
 
-with at most J candidates a look, since a pass also tells which candidate. Only one bit leaves a look. A look is on disk
-before the sealed images are predicted, so that a crash in between counts as a look. The record is only ever appended
-to, each entry names the hash of the one before it, and a lock on the file keeps two processes from spending it twice.
+with at most J candidates a look, since a pass also tells which candidate. Only one bit leaves a look.
+
+A look is on disk before the sealed images are predicted, and belongs to the claim that it tests: which models, which
+tasks, which margins. The test is deterministic, so a look whose process died before its result was on record is made
+again, at no cost, and a result on record is the result. A record is a :class:`~holdfast.chained.ChainedLog`: it only
+ever grows, each entry names the hash of the one before it, and a lock keeps two processes from spending a set twice.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from holdfast.artifacts import canonical_json, fingerprint_bytes
-from holdfast.errors import UndecidedError, UserError
+from holdfast.chained import ChainedLog
+from holdfast.errors import FaultError, UndecidedError, UserError
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,20 @@ class Standing:
         return 0 if self.retired else self.budget.looks - self.looks
 
 
+@dataclass(frozen=True)
+class Bit:
+    """What a look gave: passed or not, and for a pass which candidate ships."""
+
+    passed: bool
+    which: str | None
+
+
 class Look:
     """One look at a sealed set, on record. ``close`` writes its one bit."""
 
-    def __init__(self, ledger: Ledger, fingerprint: str, number: int, budget: Budget) -> None:
+    def __init__(self, ledger: Ledger, fingerprint: str, number: int, budget: Budget, recorded: Bit | None) -> None:
         self._ledger, self.fingerprint, self.number, self.budget = ledger, fingerprint, number, budget
+        self.recorded = recorded  # of an earlier process that looked for the same claim
         self.passed: bool | None = None
 
     @property
@@ -89,8 +98,17 @@ class Look:
         """Record the outcome: passed or not, and for a pass which candidate ships. Nothing else may leave the look."""
         if self.passed is not None:
             raise ValueError("a look is closed once")
+        found = Bit(passed, which if passed else None)
+        if self.recorded is None:
+            self._ledger.record_result(self.fingerprint, self.number, found)
+        elif self.recorded != found:
+            raise FaultError(
+                f"look {self.number} at the sealed set {_short(self.fingerprint)} came out differently the second time",
+                expected=f"{_outcome(self.recorded)}, as the ledger says",
+                found=_outcome(found),
+                do="finish the run on the kind of machine that it was begun on; nothing was changed",
+            )
         self.passed = passed
-        self._ledger.record_result(self.fingerprint, self.number, passed, which if passed else None)
 
 
 class Ledger:
@@ -103,15 +121,33 @@ class Ledger:
         """The record of one set."""
         return self.folder / f"{fingerprint.removeprefix('sha256:')}.jsonl"
 
-    def standing(self, fingerprint: str) -> Standing | None:
-        """Where a set stands; None when it was never looked at."""
-        path = self.path(fingerprint)
-        return _standing(_read(path.read_bytes()), path) if path.exists() else None
+    def standing(self, fingerprint: str, after: int | None = None) -> Standing | None:
+        """Where a set stands, or stood ``after`` the look of that number; None when it was never looked at."""
+        log = self._log(fingerprint)
+        return _standing(log, after) if log.entries() or log.unreadable() else None
 
     def entries(self, fingerprint: str) -> list[dict[str, Any]]:
         """The record of a set, as it was written."""
-        path = self.path(fingerprint)
-        return [entry for entry in _read(path.read_bytes()) if entry] if path.exists() else []
+        return self._log(fingerprint).entries()
+
+    def check(self, fingerprint: str, budget: Budget, *, run: str = "", resumed: bool = False) -> None:
+        """Refuse beforehand what :meth:`look` would: a spent set, another budget, a folder that cannot be written.
+
+        ``run`` is who asks. A run whose look has no result yet may make it again, and one that is ``resumed`` may come
+        back for its result.
+        """
+        self._check_writable()
+        standing = self.standing(fingerprint)
+        if standing is None:
+            return
+        entries = self.entries(fingerprint)
+        closed = {entry["number"] for entry in entries if entry.get("event") == "result"}
+        mine = [entry["number"] for entry in entries if run and entry.get("run") == run]
+        if standing.retired and not any(resumed or number not in closed for number in mine):
+            spent = _spent(fingerprint, standing, self.path(fingerprint))
+            do = "seal new images, or set [certify] look = false to choose on dev images, without a certificate"
+            raise UserError(spent.message, expected=spent.expected, found=spent.found, do=do)
+        _check_budget(fingerprint, standing, budget)
 
     @contextmanager
     def look(
@@ -119,82 +155,61 @@ class Ledger:
         fingerprint: str,
         budget: Budget,
         *,
+        run: str = "",
+        claim: str = "",
         candidates: int = 1,
         tasks: Sequence[str] = (),
         margins: Mapping[str, float] | None = None,
     ) -> Generator[Look, None, None]:
-        """Spend one look: it is on disk when the block is entered. A block that is left without ``close`` did not pass.
+        """Spend one look: it is on disk when the block is entered. One on record for this ``claim`` is taken up.
 
-        Refuses, spending nothing, when the set is retired, when the budget is not the one it was opened with, or when
-        there are more candidates than it allows for.
+        A block that is left without ``close`` leaves the look without a result. Refuses, spending nothing, when the set
+        is retired, when the budget is not the one it was opened with, or when there are more candidates than it allows
+        for.
         """
         if candidates > budget.candidates and budget.passes > 1:
             raise UserError(
                 f"{candidates} candidates in one look", expected=f"at most {budget.candidates}, as the budget says"
             )
-        opened = Look(self, fingerprint, self._record_look(fingerprint, budget, candidates, tasks, margins), budget)
-        try:
-            yield opened
-        finally:
-            if opened.passed is None:
-                opened.close(False)
+        record = {"candidates": candidates, "tasks": list(tasks), "margins": dict(margins or {})}
+        number, recorded = self._record_look(fingerprint, budget, {"run": run, "claim": claim, **record})
+        yield Look(self, fingerprint, number, budget, recorded)
 
-    def _record_look(
-        self,
-        fingerprint: str,
-        budget: Budget,
-        candidates: int,
-        tasks: Sequence[str],
-        margins: Mapping[str, float] | None,
-    ) -> int:
-        with self._locked(fingerprint) as file:
-            entries = _read(file.read())
-            path = self.path(fingerprint)
+    def _record_look(self, fingerprint: str, budget: Budget, record: dict[str, Any]) -> tuple[int, Bit | None]:
+        self._check_writable()
+        log = self._log(fingerprint)
+        with log.locked():
+            entries = log.entries()
             if not any(entry.get("event") == "opened" for entry in entries):
-                opened = {"event": "opened", "set": fingerprint, "budget": asdict(budget)}
-                entries.append(_append(file, opened, entries))
-            standing = _standing(entries, path)
+                log.append({"event": "opened", "set": fingerprint, "budget": asdict(budget)})
+            standing = _standing(log)
+            if (mine := _look_for(record["claim"], entries)) is not None:
+                return mine
             if standing.retired:
-                raise _spent(fingerprint, standing, path)
-            if standing.budget != budget:
-                raise UserError(
-                    f"the sealed set {_short(fingerprint)} was opened with another budget",
-                    expected=_describe(standing.budget),
-                    found=_describe(budget),
-                    do="use the budget that it was opened with, or seal new images",
-                )
-            look = {
-                "event": "look",
-                "number": standing.looks + 1,
-                "level": budget.level,
-                "candidates": candidates,
-                "tasks": list(tasks),
-                "margins": dict(margins or {}),
-            }
-            _append(file, look, entries)
-            return standing.looks + 1
+                raise _spent(fingerprint, standing, log.path)
+            _check_budget(fingerprint, standing, budget)
+            number = standing.looks + 1
+            log.append({"event": "look", "number": number, "level": budget.level, **record})
+            return number, None
 
-    def record_result(self, fingerprint: str, number: int, passed: bool, which: str | None) -> None:
+    def record_result(self, fingerprint: str, number: int, bit: Bit) -> None:
         """Append the outcome of a look; used by :meth:`Look.close`."""
-        with self._locked(fingerprint) as file:
-            entry = {"event": "result", "number": number, "passed": passed, "which": which}
-            _append(file, entry, _read(file.read()))
+        log = self._log(fingerprint)
+        with log.locked():
+            log.append({"event": "result", "number": number, "passed": bit.passed, "which": bit.which})
 
-    @contextmanager
-    def _locked(self, fingerprint: str) -> Generator[IO[bytes], None, None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = self.path(fingerprint).open("a+b")
-        except OSError as error:
+    def _log(self, fingerprint: str) -> ChainedLog:
+        return ChainedLog(self.path(fingerprint))
+
+    def _check_writable(self) -> None:
+        """Whether the folder can be written, or made; nothing is made yet."""
+        found = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
             raise UserError(
                 f"the ledger {self.folder} cannot be written",
-                found=error.strerror or str(error),
-                do="choose a folder that can be written with --ledger; no look was spent",
-            ) from error
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, and by the system after a crash
-            file.seek(0)
-            yield file
+                found=f"{found} is a file" if not found.is_dir() else f"no permission to write in {found}",
+                do="choose a folder that can be written with --ledger or [certify] ledger; no look was spent",
+            )
 
 
 def default_ledger() -> Path:
@@ -205,63 +220,53 @@ def default_ledger() -> Path:
     return Path(data) / "holdfast" / "ledger"
 
 
-def _append(file: IO[bytes], entry: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write one entry behind the last and wait for the disk."""
-    entry = {
-        **entry,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "previous": _digest(before[-1]) if before else "",
-    }
-    file.seek(0, os.SEEK_END)
-    # A line that a crash cut short stays where it is, counted as a look; the next entry begins on a line of its own.
-    torn = False
-    if end := file.tell():
-        file.seek(end - 1)
-        torn = file.read(1) != b"\n"
-    file.write((b"\n" if torn else b"") + canonical_json(entry).encode() + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
-    return entry
+def _look_for(claim: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int, Bit | None] | None:
+    """Number and result (None: there is none yet) of the look that was made for a claim."""
+    numbers = [entry["number"] for entry in entries if claim and entry.get("claim") == claim]
+    if not numbers:
+        return None
+    results = [entry for entry in entries if entry.get("event") == "result" and entry["number"] == numbers[-1]]
+    return numbers[-1], Bit(results[-1]["passed"], results[-1]["which"]) if results else None
 
 
-def _digest(entry: dict[str, Any]) -> str:
-    return fingerprint_bytes(canonical_json(entry).encode())
-
-
-def _read(content: bytes) -> list[dict[str, Any]]:
-    """Entries of a record; a line that cannot be read becomes an empty entry, which counts as a look."""
-    entries: list[dict[str, Any]] = []
-    for line in content.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            entries.append(entry if isinstance(entry, dict) else {})
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            entries.append({})
-    return entries
-
-
-def _standing(entries: list[dict[str, Any]], path: Path) -> Standing:
-    for before, entry in zip([{}, *entries], entries, strict=False):
-        if entry and entry.get("previous") != (_digest(before) if before or entry is not entries[0] else ""):
-            raise UserError(
-                f"the ledger entry {path} was changed",
-                expected="a record that is only ever appended to",
-                found=f"an entry that does not follow the one before it: {entry.get('event')}",
-                do="restore the file, or seal new images",
-            )
+def _standing(log: ChainedLog, after: int | None = None) -> Standing:
+    if (broken := log.broken()) is not None:
+        raise UserError(
+            f"the ledger entry {log.path} was changed",
+            expected="a record that is only ever appended to",
+            found=f"an entry that does not follow the one before it: {broken.entry.get('event')}",
+            do="restore the file, or seal new images",
+        )
+    entries = log.entries()
     budgets = [entry["budget"] for entry in entries if entry.get("event") == "opened"]
     if not budgets:
-        raise UserError(f"the ledger entry {path} does not say its budget", do="restore the file, or seal new images")
+        raise UserError(
+            f"the ledger entry {log.path} does not say its budget", do="restore the file, or seal new images"
+        )
     results = [entry for entry in entries if entry.get("event") == "result"]
-    looks = sum(1 for entry in entries if not entry or entry.get("event") == "look")
+    looks = log.unreadable() + sum(1 for entry in entries if entry.get("event") == "look")
+    if after is not None:
+        results, looks = [entry for entry in results if entry["number"] <= after], after
     return Standing(
         Budget(**budgets[0]),
         looks,
         sum(1 for entry in results if entry["passed"]),
         results[-1]["passed"] if results and results[-1]["number"] == looks else None,
     )
+
+
+def _check_budget(fingerprint: str, standing: Standing, budget: Budget) -> None:
+    if standing.budget != budget:
+        raise UserError(
+            f"the sealed set {_short(fingerprint)} was opened with another budget",
+            expected=_describe(standing.budget),
+            found=_describe(budget),
+            do="use the budget that it was opened with, or seal new images",
+        )
+
+
+def _outcome(bit: Bit) -> str:
+    return f"passed with {bit.which}" if bit.passed else "not passed"
 
 
 def _short(fingerprint: str) -> str:

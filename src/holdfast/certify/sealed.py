@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import RunFolder, fingerprint_ids, read_json, write_predictions
+from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json, write_predictions
 from holdfast.certify.certificate import (
     NEW_PREDICTIONS,
     OLD_PREDICTIONS,
@@ -44,6 +44,12 @@ class SealedPlan:
     def tasks(self) -> list[str]:
         """Protected tasks."""
         return sorted(self.settings.margins)
+
+    def identity(self, run: str, models: Mapping[str, str], further: Mapping[str, float] | None) -> str:
+        """What a look at the set for this claim is known by: the claim, the models it is about, and their order."""
+        settings = {**asdict(self.settings), "claim": str(self.settings.claim)}
+        claim = {"set": self.fingerprint, "settings": settings, "budget": asdict(self.budget), "first": further}
+        return fingerprint_json({**claim, "run": run, "models": list(models.items())})
 
 
 def sealed_plan(
@@ -101,14 +107,23 @@ def read_sealed_plan(
         raise UserError(f"{run.roles} does not exist", do="the run has not begun; start it with `holdfast develop`")
     roles = pq.read_table(run.roles, columns=["example_id", "class", "role"]).to_pylist()
     certify, task = config.get("certify", {}), config["task"]
+    sealed = [(row["example_id"], row["class"]) for row in roles if row["role"] == "sealed"]
+    return plan_of(certify, task, sealed, margin=margin, single=single, confidence=confidence)
+
+
+def plan_of(
+    certify: Mapping[str, Any],
+    task: Mapping[str, Any],
+    sealed: Sequence[tuple[str, str]],
+    *,
+    margin: float | None = None,
+    single: Mapping[str, float] | None = None,
+    confidence: float | None = None,
+) -> SealedPlan:
+    """What [certify] and [task] of a round claim about its sealed examples (example id, class)."""
     wanted = {*(task.get("protected") or []), task["target"]} if task.get("protected") else None
-    sealed = [
-        (row["example_id"], row["class"])
-        for row in roles
-        if row["role"] == "sealed" and (wanted is None or row["class"] in wanted)
-    ]
     return sealed_plan(
-        sealed,
+        [(identity, label) for identity, label in sealed if wanted is None or label in wanted],
         target=task["target"],
         margin=certify.get("margin", 0.02) if margin is None else margin,
         single=single,
@@ -177,10 +192,30 @@ class Further:
         return replace(plan.settings, margins=margins, target=None)
 
 
+def check_readable(plan: SealedPlan, ids: Iterable[str]) -> None:
+    """Refuse sealed pictures that cannot be read before a look is spent on the others."""
+    missing = plan.ids - set(ids)
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(plan.ids)} sealed pictures cannot be read",
+            expected="every sealed picture, as it was when the roles were shared out",
+            found=", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else ""),
+            do="restore the files and go on with --resume; no look was spent",
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Models that are tested in a fixed sequence, and whose run they are of."""
+
+    models: Mapping[str, str]  # name -> fingerprint, in the order of the sequence
+    run: str = ""  # fingerprint of the run: a look that it made and did not finish is made again
+
+
 def certify_candidates(
     plan: SealedPlan,
     ledger: Ledger,
-    candidates: Sequence[str],
+    candidates: Candidates,
     predict_old: Callable[[], pa.Table],
     predict: Callable[[str], pa.Table],
     further: Further | None = None,
@@ -191,14 +226,20 @@ def certify_candidates(
     the sequence goes. Ship the last that passes; None means keep the old model. With ``further``, a candidate passes if
     it holds up against that model as well: more hypotheses of the intersection-union, each at the same level.
     """
-    if not candidates:
+    names = list(candidates.models)
+    if not names:
         raise UndecidedError("there is no candidate to test", do="no look was spent; the old model is kept")
     check_possible(plan)
     made: dict[str, pa.Table] = {}
+    claim = plan.identity(
+        candidates.run, candidates.models, None if further is None else further.settings(plan).margins
+    )
     with ledger.look(
         plan.fingerprint,
         plan.budget,
-        candidates=len(candidates),
+        run=candidates.run,
+        claim=claim if candidates.run else "",
+        candidates=len(names),
         tasks=plan.tasks,
         margins=plan.settings.margins,
     ) as look:
@@ -212,12 +253,12 @@ def certify_candidates(
                 further is None or first is None or _holds(plan, further, first, made[name], look.level)
             )
 
-        chosen: SelectionResult[str] = fixed_sequence(candidates, passes)
+        chosen: SelectionResult[str] = fixed_sequence(names, passes)
         look.close(chosen.passed, chosen.shipped)
-    standing = ledger.standing(plan.fingerprint)
+    standing = ledger.standing(plan.fingerprint, after=look.number)
     assert standing is not None
     # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
-    shown = chosen.shipped if chosen.passed else candidates[chosen.tested - 1]
+    shown = chosen.shipped if chosen.passed else names[chosen.tested - 1]
     told = _one_bit(plan, chosen.passed, standing)
     if further is not None:
         told["against_first"] = {"margins": further.settings(plan).margins}
@@ -259,7 +300,7 @@ def _checked(plan: SealedPlan, table: pa.Table) -> pa.Table:
             "the predictions are not those of the sealed images",
             expected=f"{len(plan.ids)} examples of the set {plan.fingerprint}",
             found=f"{len(ids)} rows, {len(plan.ids - set(ids))} sealed examples missing",
-            do="the look is spent; report this",
+            do="this is a fault of holdfast; report it. The look has no result, and can be made again",
         )
     wanted = set(_margins(plan))
     kept = [
@@ -311,6 +352,16 @@ def write_run_certificate(
         files["new model"] = weights
     state = read_json(run.state)
     identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
-    record = {"entries": ledger.entries(plan.fingerprint), "set": plan.fingerprint}
+    entries = _until(ledger.entries(plan.fingerprint), outcome.standing.looks)
+    record = {"entries": entries, "set": plan.fingerprint}
     write_certificate(run.certificate, plan.settings, outcome.told, files, identities=identities, ledger=record)
     return run.certificate
+
+
+def _until(entries: Sequence[Mapping[str, Any]], look: int) -> list[dict[str, Any]]:
+    """The ledger up to a look, without times and hashes: a run that was resumed has the certificate of a whole one."""
+    return [
+        {name: value for name, value in entry.items() if name not in ("time", "previous", "fingerprint")}
+        for entry in entries
+        if entry.get("number", 0) <= look
+    ]

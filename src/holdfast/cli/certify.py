@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.errors import Exit, UndecidedError, UserError, nearest
+from holdfast.errors import Exit, UserError, nearest
 
 if TYPE_CHECKING:
-    from holdfast.artifacts import RunFolder
     from holdfast.certify.certificate import Settings
     from holdfast.certify.tables import Paired
 
@@ -197,60 +196,26 @@ def _certify_run(
     path: Path,
     margins: tuple[float | None, dict[str, float]],
     confidence: float | None,
-    ledger_path: Path | None,
+    ledger: Path | None,
     as_json: bool,
 ) -> int:
     """A look at the sealed images of a run, or what its certificate says already."""
-    from holdfast.artifacts import RunFolder, read_json
-    from holdfast.certify.certificate import check_confidence, verify_certificate
-    from holdfast.certify.ledger import Ledger, default_ledger
-    from holdfast.certify.sealed import Further, certify_candidates, read_sealed_plan, write_run_certificate
+    from holdfast.artifacts import RunFolder
+    from holdfast.certify.certificate import verify_certificate
     from holdfast.cli.verdicts import print_json, print_sealed
 
     run = RunFolder.open(path)
     if run.certificate.exists():
         told = verify_certificate(run.certificate)["report"]
     else:
-        if confidence is not None:
-            check_confidence(confidence)
-        _something_to_certify(run)
-        sealed = read_sealed_plan(run, margin=margins[0], single=margins[1], confidence=confidence)
-        chosen = read_json(run.config).get("certify", {}).get("ledger")
-        ledger = Ledger(ledger_path or (Path(chosen) if chosen else default_ledger()))
-        from holdfast.rounds.decide import known_to
-        from holdfast.rounds.develop import predict_first, predict_sealed  # torch: only once all else is in order
+        from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
-        tables: dict[str, Any] = {}
-
-        def predict_old() -> Any:
-            tables["old"], tables["new"] = predict_sealed(run)
-            return tables["old"]
-
-        first = read_json(run.config).get("certify", {}).get("first")
-        known = known_to(Path(first) if first else None)
-        further = None if known is None else Further(tuple(known), lambda: predict_first(run))
-        outcome = certify_candidates(sealed, ledger, ["new"], predict_old, lambda name: tables[name], further)
-        write_run_certificate(run, sealed, outcome, ledger)
-        told = outcome.told
+        told = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
     if as_json:
         print_json(told)
     else:
         print_sealed(told)
     return int(Exit.DONE if told["verdict"] == "certified" else Exit.UNDECIDED)
-
-
-def _something_to_certify(run: RunFolder) -> None:
-    """A run that is finished and hands back a new model; no look is spent on any other."""
-    from holdfast.artifacts import read_json
-
-    if not run.result.exists():
-        raise UserError(f"the run {run.root} is not finished", do=f"go on with: holdfast develop --resume {run.root}")
-    if read_json(run.result)["kept_old"]:
-        raise UndecidedError(
-            f"the run {run.root} hands back the old model: there is nothing to certify",
-            found=read_json(run.result)["reason"],
-            do="no look was spent; `holdfast report RUN` shows what stood in the way",
-        )
 
 
 def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:

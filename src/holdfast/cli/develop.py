@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ from holdfast.errors import Exit, UserError
 if TYPE_CHECKING:
     from holdfast.config import HoldfastConfig, RoundConfig
     from holdfast.config.methods import MethodConfig
+    from holdfast.rounds.result import RoundResult
 
 
 def develop(
@@ -51,11 +54,8 @@ def develop(
     Leaves a run folder with the chosen model, all predictions and metrics. A run that was interrupted or killed goes on
     with `--resume RUN` and ends with the same bits.
     """
-    from holdfast.cli.tables import print_round
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.rounds.develop import develop as run
-    from holdfast.rounds.develop import resume_config
-    from holdfast.runtime import speaks
 
     if project is not None and out is not None:
         raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
@@ -64,33 +64,53 @@ def develop(
     if resume is not None:
         if round_file is not None or out is not None or project is not None or as_published:
             raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
-        from holdfast.cli.lineage import resume_round
-
-        if (code := resume_round(resume, as_json=as_json, quiet=quiet)) is not None:
-            return code
-        config, root = resume_config(resume)
-        folder = resume
-    elif round_file is None:
+        return _end(_resumed(resume, device, shard, quiet), as_json)
+    if round_file is None:
         raise UserError("which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`")
-    else:
-        config, root = parse(RoundConfig, read_toml(round_file), str(round_file)), round_file.parent
-        folder = out or Path("runs") / round_file.stem
-        if seed is not None:
-            config = config.model_copy(update={"seed": seed})
-        if as_published:
-            # The paper has one model a look: neither its target fitted anew nor held back.
-            plain = config.certify.model_copy(update={"fit_target": False, "hold_back": (0.0,)})
-            config = config.model_copy(update={"method": _published(config.method), "certify": plain})
-    # Where a run goes on changes no number; how long it is belongs to the round.
-    config = _with_train(config, device=device, shard=shard, steps=None if resume else steps)
-    if project is not None and round_file is not None:
-        from holdfast.rounds.lineage import Project
-        from holdfast.rounds.next_round import develop_in
+    config, root = parse(RoundConfig, read_toml(round_file), str(round_file)), round_file.parent
+    if seed is not None:
+        config = config.model_copy(update={"seed": seed})
+    if as_published:
+        # The paper has one model a look: neither its target fitted anew nor held back.
+        plain = config.certify.model_copy(update={"fit_target": False, "hold_back": (0.0,)})
+        config = config.model_copy(update={"method": _published(config.method), "certify": plain})
+    config = _with_train(config, device=device, shard=shard, steps=steps)
+    if project is None:
+        return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json)
+    from holdfast.rounds.lineage import Project
+    from holdfast.rounds.next_round import develop_in
 
-        there = Project.open(project, create=True)
-        result = develop_in(there, config, root, title=round_file.stem, parent=parent, quiet=quiet)
-    else:
-        result = run(config, folder, root, resume=resume is not None, quiet=quiet)
+    opened = Project.open(project, create=True)
+    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json)
+
+
+def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> RoundResult:
+    """Go on with a run. Where it goes on changes no number; how long it is belongs to the round."""
+    from holdfast.artifacts import RunFolder
+    from holdfast.rounds.develop import develop, resume_config
+    from holdfast.rounds.lineage import Project
+    from holdfast.rounds.next_round import resume_in
+    from holdfast.rounds.result import read_result
+    from holdfast.runtime import speaks
+
+    folder = RunFolder.open(run)
+    if folder.finished and speaks():
+        print(f"{run} is finished already; nothing was changed", file=sys.stderr)
+    project = Project.around(run)
+    if folder.finished and project is None:
+        return read_result(folder)
+    config, root = resume_config(run)
+    config = _with_train(config, device=device, shard=shard)
+    if project is not None:
+        return resume_in(project, run, config, root, quiet=quiet)
+    return develop(config, run, root, resume=True, quiet=quiet)
+
+
+def _end(result: RoundResult, as_json: bool) -> int:
+    """Print the result; the exit code."""
+    from holdfast.cli.tables import print_round
+    from holdfast.runtime import speaks
+
     if not speaks():
         # torchrun ends all ranks when one of them ends with another code than 0: the first has files to write still.
         return int(Exit.DONE)
@@ -133,6 +153,7 @@ def tune(
 
     The model folder it leaves (`RUN/model`) is what `[model] start` of a round names.
     """
+    from holdfast.artifacts import RunFolder
     from holdfast.cli.tables import print_accuracy
     from holdfast.config import TuneConfig, parse, read_toml
     from holdfast.rounds.tune import tune as run
@@ -141,7 +162,12 @@ def tune(
     config = parse(TuneConfig, read_toml(tune_file), str(tune_file))
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
-    result = run(config, out or Path("runs") / tune_file.stem, tune_file.parent, resume=resume, quiet=quiet)
+    folder = out or Path("runs") / tune_file.stem
+    if resume and RunFolder.open(folder).finished and speaks():
+        print(f"{folder} is finished already; nothing was changed", file=sys.stderr)
+    words = ["holdfast", "tune", str(tune_file), *(["--out", str(out)] if out else []), "--resume"]
+    command = shlex.join(words + ([] if seed is None else ["--seed", str(seed)]))
+    result = run(config, folder, tune_file.parent, resume=resume, quiet=quiet, command=command)
     if speaks():
         print_accuracy(f"accuracy on dev images · model in {result.model}", result.accuracy)
 

@@ -193,20 +193,3 @@ def verify_project(path: Path, as_json: bool) -> int:
     for note in found.notes:
         print(f"note: {note}")
     return int(Exit.DONE)
-
-
-def resume_round(run: Path, *, as_json: bool, quiet: bool) -> int | None:
-    """Go on with a run that is a round of a project; None where it is none."""
-    from holdfast.cli.tables import print_round
-    from holdfast.rounds.lineage import Project
-    from holdfast.rounds.next_round import resume_in
-
-    project = Project.around(run)
-    if project is None:
-        return None
-    result = resume_in(project, run, quiet=quiet)
-    if result is None:
-        print(f"{run} was finished already; it is written down now")
-        return int(Exit.DONE)
-    print_round(result, as_json=as_json)
-    return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)

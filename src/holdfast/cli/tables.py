@@ -11,7 +11,7 @@ from rich.text import Text
 
 from holdfast.artifacts import read_json
 from holdfast.evaluate.metrics import Comparison
-from holdfast.rounds.develop import RoundResult, comparison_json
+from holdfast.rounds.result import RoundResult, comparison_json
 
 
 def print_accuracy(title: str, accuracy: Mapping[str, float]) -> None:

@@ -78,7 +78,9 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
     with started(config.train.device) as runtime:
         folder.root.mkdir(parents=True, exist_ok=True)
         write_json(folder.run.config, config.model_dump(mode="json"))
-        write_json(folder.run.state, {"status": "training", "version": __version__, "root": str(job.root)})
+        write_json(
+            folder.run.state, {"status": "training", "version": __version__, "root": folder.run.towards(job.root)}
+        )
         folder.write(JobRecord("begun"))
         ready = prepare_round(config, job.root, runtime)
         looks = _Looks(job, folder, ready, runtime)
@@ -95,7 +97,8 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
         record = looks.finish()
     # What only resuming needs is three times the size of a model.
     shutil.rmtree(folder.run.checkpoints, ignore_errors=True)
-    write_json(folder.run.state, {"status": "done", "version": __version__, "root": str(job.root)})
+    origin = folder.run.towards(job.root)
+    write_json(folder.run.state, {"status": "done", "version": __version__, "root": origin})
     folder.traceback.unlink(missing_ok=True)
     return replace(record, training_seconds=training_seconds)
 

@@ -45,14 +45,27 @@ class _Pairs:
     ids: list[str]
 
 
-def assemble(
-    config: DataConfig, task: TaskConfig, *, size: int, interpolation: str, seed: int, root: Path
-) -> Assembled:
-    """Read the sources, share out the roles and decode what training and choosing need.
+@dataclass(frozen=True)
+class Survey:
+    """What the sources hold and what each example serves as. No picture was decoded."""
 
-    Sealed and test pictures are decoded when their set is opened, and not before. ``seed`` draws the constraint and
-    target images where fewer are asked for than there are; roles do not depend on it.
-    """
+    config: DataConfig
+    task: TaskConfig
+    main: Catalogue
+    pairs: Catalogue
+    negatives: Catalogue
+    spec: TaskSpec
+    assigned: Assigned
+
+    @property
+    def sealed(self) -> list[tuple[str, str]]:
+        """Id and class of every sealed example; knowing them opens nothing."""
+        positions = self.assigned.where(Role.SEALED)
+        return sorted((self.assigned.ids[p], self.assigned.classes[p]) for p in positions)
+
+
+def survey(config: DataConfig, task: TaskConfig, *, root: Path) -> Survey:
+    """Read the sources' names and content hashes and share out the roles."""
     limit = config.bad_image_limit
     main = catalogue(config.sources, root, limit=limit)
     spec = task_spec(task, main.classes, prompts_file=None if config.prompts is None else root / config.prompts)
@@ -60,6 +73,25 @@ def assemble(
     check_roles(assigned, spec.classes, config.roles)
     pairs = catalogue(config.pairs, root, limit=limit)
     negatives = catalogue(config.negative_sources, root, limit=limit)
+    return Survey(config, task, main, pairs, negatives, spec, assigned)
+
+
+def assemble(
+    config: DataConfig, task: TaskConfig, *, size: int, interpolation: str, seed: int, root: Path
+) -> Assembled:
+    """Read the sources, share out the roles and decode what training and choosing need."""
+    return decode(survey(config, task, root=root), size=size, interpolation=interpolation, seed=seed)
+
+
+def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Assembled:
+    """Decode what training and choosing need.
+
+    Sealed and test pictures are decoded when their set is opened, and not before. ``seed`` draws the constraint and
+    target images where fewer are asked for than there are; roles do not depend on it.
+    """
+    config, task, spec, assigned = surveyed.config, surveyed.task, surveyed.spec, surveyed.assigned
+    main, pairs, negatives = surveyed.main, surveyed.pairs, surveyed.negatives
+    limit = config.bad_image_limit
     everything = join([main, pairs, negatives])
     problems = [*everything.problems, *assigned.problems]
     held_out = {assigned.ids[p] for p in assigned.where(Role.DEV, Role.SEALED, Role.TEST)}

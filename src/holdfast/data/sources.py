@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.config import SourceConfig
 from holdfast.data.bdd100k import LABEL_FILES, list_bdd100k
-from holdfast.data.catalogue import Catalogue, Listing, build, join
+from holdfast.data.catalogue import Catalogue, Listing, build, join, readable_name
 from holdfast.data.digits import list_digits
 from holdfast.data.files import expand, find_files, list_csv, list_folder, walk_pictures
 from holdfast.data.parquet import list_parquet
@@ -37,8 +37,14 @@ KINDS: dict[str, Lister] = {
 
 
 def list_source(config: SourceConfig, root: Path) -> Listing:
-    """What one source names, with its classes renamed and its splits chosen as the configuration says."""
+    """What one source names, with its classes renamed and its splits chosen as the configuration says.
+
+    Locators are relative to ``root`` where the source's path is: what is written down of them stays true in a folder
+    that is moved.
+    """
     listing = KINDS[config.kind](config, root / (config.path or ""))
+    if config.path is not None and not config.path.is_absolute():
+        listing = _relative_to(root, listing)
     labels = {entry.label for entry in listing.entries if entry.label is not None}
     for name in config.classes:
         if name not in labels:
@@ -57,6 +63,15 @@ def list_source(config: SourceConfig, root: Path) -> Listing:
         entries = [replace(one, label=config.classes.get(one.label or "", one.label)) for one in entries]
     indices = [listing.indices[position] for position in chosen]
     return replace(listing, entries=entries, indices=indices)
+
+
+def _relative_to(root: Path, listing: Listing) -> Listing:
+    begin = readable_name(root).rstrip("/") + "/"
+    if begin == "./":
+        return listing
+    entries = [replace(entry, locator=entry.locator.removeprefix(begin)) for entry in listing.entries]
+    problems = [replace(problem, where=problem.where.removeprefix(begin)) for problem in listing.problems]
+    return replace(listing, name=listing.name.removeprefix(begin), entries=entries, problems=problems)
 
 
 def catalogue(sources: Iterable[SourceConfig], root: Path, *, limit: float = 1.0, workers: int = 4) -> Catalogue:

@@ -233,7 +233,7 @@ def _sealed(
         return told, retired, entries, []
     # The ledger may know of looks that this run does not: at the same images, by another round.
     chosen = config.get("certify", {}).get("ledger")
-    ledger = Ledger(Path(chosen) if chosen else default_ledger())
+    ledger = Ledger(folder.origin / chosen if chosen else default_ledger())
     try:
         fingerprint = read_sealed_plan(folder).fingerprint
         standing = ledger.standing(fingerprint)

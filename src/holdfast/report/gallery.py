@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +18,7 @@ def gallery(content: RunContent) -> Markup:
     """Lost and gained images."""
     if not content.pairs:
         return Markup("")
-    pictures = Pictures(content.folder.roles, Path(str(content.state.get("root", "."))))
+    pictures = Pictures(content.folder.roles, content.folder.origin)
     parts: list[Markup] = []
     for kind, title, empty in (
         ("lost", "Lost: right before, wrong now", "No image was lost."),

@@ -445,10 +445,10 @@ def _record(content: RunContent) -> Markup:
 
 
 def _entry(entry: dict[str, object]) -> str:
-    kind, when = entry.get("event"), entry.get("time", "")
+    kind, when = entry.get("event"), f"{entry['time']}: " if "time" in entry else ""
     if kind == "look":
-        return f"{when}: look {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
+        return f"{when}look {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
     if kind == "result":
         which = f", {entry['which']} ships" if entry.get("which") else ""
-        return f"{when}: look {entry.get('number')} {'passed' if entry.get('passed') else 'did not pass'}{which}"
-    return f"{when}: opened with {json.dumps(entry.get('budget'))}"
+        return f"{when}look {entry.get('number')} {'passed' if entry.get('passed') else 'did not pass'}{which}"
+    return f"{when}opened with {json.dumps(entry.get('budget'))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ import torch.distributed as dist
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.sealed import (
+    Candidates,
     Further,
     SealedOutcome,
     SealedPlan,
     certify_candidates,
     check_possible,
+    plan_of,
     read_sealed_plan,
     write_run_certificate,
 )
-from holdfast.config import CertifyConfig
+from holdfast.config import CertifyConfig, RoundConfig
 from holdfast.errors import HoldfastError, UndecidedError
 from holdfast.rounds.candidates import Candidate, choose_on_dev, test_order
 from holdfast.runtime import Runtime
@@ -57,33 +59,62 @@ class Decision:
         }
 
 
+def ledger_of(certify: CertifyConfig, root: Path) -> Ledger:
+    """The ledger that a round's looks are in; a relative path is relative to the round's file."""
+    return Ledger(root / certify.ledger if certify.ledger is not None else default_ledger())
+
+
+def check_budget(config: RoundConfig, root: Path, sealed: Sequence[tuple[str, str]], run: str, resumed: bool) -> None:
+    """Ask the ledger before anything is trained whether the sealed examples (id, class) may be looked at."""
+    if sealed and config.certify.look:
+        plan = plan_of(config.certify.model_dump(mode="json"), config.task.model_dump(mode="json"), sealed)
+        ledger_of(config.certify, root).check(plan.fingerprint, plan.budget, run=run, resumed=resumed)
+
+
+def looks(config: CertifyConfig, folder: RunFolder) -> bool:
+    """Whether the round ends with a look at sealed images."""
+    return config.look and read_json(folder.state)["counts"]["sealed"] > 0
+
+
+def to_test(config: CertifyConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that are tested, in the order of the sequence; without sealed images the one that ships, if any.
+
+    From dev data alone, and fixed before the sealed images are opened.
+    """
+    if looks(config, folder):
+        return test_order(candidates, read_sealed_plan(folder).settings.margins, bolder=config.bolder)
+    chosen = choose_on_dev(candidates)
+    return [] if chosen is None else [chosen]
+
+
 def decide(
     config: CertifyConfig,
     folder: RunFolder,
-    candidates: Sequence[Candidate],
+    tested: Sequence[Candidate],
+    models: Mapping[str, str],
     predict: Callable[[Candidate | str], pa.Table],
     runtime: Runtime,
+    ledger: Ledger,
+    first: list[str] | None,
 ) -> Decision:
-    """Ship the last candidate of the sequence that passes, else the old model; on dev images where none are sealed.
+    """Ship the last of the ``tested`` candidates that passes, else the old model.
 
-    ``predict`` makes predictions of a candidate (or of ``old``, or ``first``) on the sealed images; it is called after
-    the look is on record, and no further than the sequence goes.
+    ``models`` holds their fingerprints. ``predict`` makes predictions of a candidate (or of ``old``, or ``first``) on
+    the sealed images; it is called after the look is on record, and no further than the sequence goes. ``first`` are
+    the classes of a first model that candidates must hold up against as well.
     """
-    if read_json(folder.state)["counts"]["sealed"] == 0 or not config.look:
-        chosen = choose_on_dev(candidates)
+    if not looks(config, folder):
         grounds = "no images are sealed" if config.look else "the look at the sealed images was left for later"
-        said = (
-            "it lost nothing on dev images" if chosen else "no candidate gained on the target and lost nothing on dev"
-        )
-        return Decision(chosen, None, f"{grounds}; {said}")
+        if not tested:
+            return Decision(None, None, f"{grounds}; no candidate gained on the target and lost nothing on dev")
+        return Decision(tested[0], None, f"{grounds}; it lost nothing on dev images")
     plan = read_sealed_plan(folder)
-    order = test_order(candidates, plan.settings.margins, bolder=config.bolder)
-    names = tuple(one.name for one in order)
-    by_name = {one.name: one for one in order}
-    ledger = Ledger(config.ledger or default_ledger())
+    names = tuple(candidate.name for candidate in tested)
+    by_name = {candidate.name: candidate for candidate in tested}
+    run = str(read_json(folder.state)["fingerprint"])
     try:
         check_possible(plan)
-        outcome = _look(plan, ledger, names, predict, by_name, runtime, known_to(config.first))
+        outcome = _look(plan, ledger, Candidates(models, run), predict, by_name, runtime, first)
     except UndecidedError as error:
         return Decision(None, "undecided", error.text(), names)
     if outcome.shipped is None:
@@ -101,7 +132,7 @@ def decide(
 def _look(
     plan: SealedPlan,
     ledger: Ledger,
-    names: tuple[str, ...],
+    candidates: Candidates,
     predict: Callable[[Candidate | str], pa.Table],
     by_name: dict[str, Candidate],
     runtime: Runtime,
@@ -115,11 +146,11 @@ def _look(
 
     further = None if first is None else Further(tuple(first), lambda: asked(FIRST))
     if runtime.world == 1:
-        return certify_candidates(plan, ledger, names, lambda: asked(OLD), asked, further)
+        return certify_candidates(plan, ledger, candidates, lambda: asked(OLD), asked, further)
     result: list[Any] = [None]
     if runtime.is_main:
         try:
-            result[0] = certify_candidates(plan, ledger, names, lambda: asked(OLD), asked, further)
+            result[0] = certify_candidates(plan, ledger, candidates, lambda: asked(OLD), asked, further)
         except HoldfastError as error:  # the other ranks must hear of it, or they would wait for ever
             result[0] = error
         _tell(None, runtime)
@@ -136,14 +167,14 @@ def _tell(name: str | None, runtime: Runtime) -> str | None:
     """What the first rank says, on every rank."""
     if runtime.world == 1:
         return name
-    said: list[Any] = [name]
-    dist.broadcast_object_list(said)
-    return said[0]
+    words: list[Any] = [name]
+    dist.broadcast_object_list(words)
+    return words[0]
 
 
 def known_to(model: Path | None) -> list[str] | None:
     """Classes of the model folder that is to be certified against as well; None where there is none."""
-    return None if model is None else [str(one) for one in read_json(model / "model.json")["classes"]]
+    return None if model is None else [str(name) for name in read_json(model / "model.json")["classes"]]
 
 
 def write_certificate_of(folder: RunFolder, decision: Decision) -> None:

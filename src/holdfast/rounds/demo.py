@@ -12,7 +12,8 @@ from holdfast.data.tasks import Role
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.evaluate.predict import predict
 from holdfast.model.folder import load_model
-from holdfast.rounds.develop import RoundResult, candidate_name, develop
+from holdfast.rounds.develop import candidate_name, develop
+from holdfast.rounds.result import RoundResult
 from holdfast.rounds.tune import tune
 from holdfast.runtime import choose_device
 

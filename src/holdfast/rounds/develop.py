@@ -6,8 +6,9 @@ The only room that sees both models and certificates.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from holdfast._version import __version__
 from holdfast.artifacts import (
+    LOCK,
     RunFolder,
     read_json,
     read_jsonl,
@@ -27,19 +29,33 @@ from holdfast.artifacts import (
     write_json,
     write_predictions,
 )
+from holdfast.certify.sealed import SealedPlan, check_readable, read_sealed_plan
 from holdfast.config import RoundConfig, parse
+from holdfast.data.assemble import Survey
 from holdfast.data.tasks import LabelledSet, RoundData
-from holdfast.errors import UserError
+from holdfast.errors import Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict, predict_each
+from holdfast.locks import one_writer
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.folder import load_model, save_model
+from holdfast.model.folder import is_model_folder, load_model, save_model
 from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.model.target_fit import TargetFit, fit_target
 from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
-from holdfast.rounds.decide import FIRST, Decision, decide, write_certificate_of
+from holdfast.rounds.decide import (
+    FIRST,
+    Decision,
+    check_budget,
+    decide,
+    known_to,
+    ledger_of,
+    looks,
+    to_test,
+    write_certificate_of,
+)
+from holdfast.rounds.result import RoundResult, candidate_from_json, candidate_json, comparison_json, read_result
 from holdfast.rounds.served import Served, load_served, relabelled
 from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
@@ -47,75 +63,106 @@ from holdfast.train.loop import Plan, train
 from holdfast.train.progress import choose_progress
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """What a round hands back; also in ``result.json``."""
-
-    folder: RunFolder
-    decision: Decision
-    candidates: list[Candidate]
-    test: Comparison | None
-    blocked_by: str | None  # the protected task that stood in the target's way, where one did
-
-    @property
-    def kept_old(self) -> bool:
-        """Whether the old model is handed back."""
-        return self.decision.shipped is None
-
-    @property
-    def chosen(self) -> str | None:
-        """Name of the candidate that is handed back."""
-        return self.decision.shipped.name if self.decision.shipped else None
-
-    @property
-    def dev(self) -> Comparison:
-        """What dev images say of the candidate that is handed back, or else of the one that gained most."""
-        best = self.decision.shipped or max(self.candidates, key=lambda one: one.dev.target_gain)
-        return best.dev
-
-
 def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> RoundResult:
-    """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``."""
-    config = inherit(config, root)
-    with started(config.train.device) as runtime:
-        folder = _open_folder(out, resume, runtime)
-        ready = prepare_round(config, root, runtime)
-        ready.assembled.check_leaks()
-        if not resume:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
-            _write_config(config, folder, root, runtime)
-        round_ = _Round(config, ready, folder, runtime)
-        round_.begin()
-        plan = Plan(
-            config.trained,
-            view_settings(config.train, config.method),
-            config.seed,
-            ready.fingerprint,
-            config.evaluate.every,
-        )
-        with choose_progress("developing", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
-            train(ready.method, ready.assembled.data, plan, runtime, folder, round_.look, progress)
-        return round_.finish()
+    """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``.
+
+    Going on with a run that is finished changes nothing and returns its result.
+    """
+    if resume and RunFolder.open(out).finished:
+        return read_result(RunFolder(out))
+    with started(config.train.device) as runtime, writing(out, runtime, resume=resume) as folder:
+        return run_round(config, folder, root, runtime, resume=resume, quiet=quiet)
+
+
+def run_round(
+    config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime, *, resume: bool = False, quiet: bool = False
+) -> RoundResult:
+    """:func:`develop` in a folder that this process holds."""
+    if folder.result.exists():  # killed between its last file and the line that says so
+        return _conclude(folder, runtime)
+    try:
+        return _run(inherit(config, root), folder, root, runtime, resume=resume, quiet=quiet)
+    except KeyboardInterrupt as error:
+        raise _interrupted(folder) from error
+
+
+def _run(
+    config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime, *, resume: bool, quiet: bool
+) -> RoundResult:
+    def check(surveyed: Survey) -> None:
+        if runtime.is_main:
+            run = str(read_json(folder.state).get("fingerprint", "")) if resume else ""
+            check_budget(config, root, surveyed.sealed, run, resume)
+
+    ready = prepare_round(config, root, runtime, check)
+    ready.assembled.check_leaks()
+    if not resume:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
+        _write_config(config, folder, root, runtime)
+    round_ = _Round(config, ready, folder, runtime, root)
+    round_.begin()
+    plan = Plan(
+        config.trained,
+        view_settings(config.train, config.method),
+        config.seed,
+        ready.fingerprint,
+        config.evaluate.every,
+        resume=resume_command(folder),
+    )
+    with choose_progress("developing", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
+        train(ready.method, ready.assembled.data, plan, runtime, folder, round_.look, progress)
+    return round_.finish()
+
+
+def resume_command(folder: RunFolder) -> str:
+    """What goes on with a run."""
+    return f"holdfast develop --resume {folder.root}"
+
+
+def _interrupted(folder: RunFolder) -> Interrupted:
+    begun = folder.state.exists()
+    return Interrupted(
+        "interrupted; nothing is lost" if begun else "interrupted before the run began",
+        signal_number=signal.SIGINT,
+        do=f"go on with: {resume_command(folder)}" if begun else "",
+    )
 
 
 def resume_config(run: Path) -> tuple[RoundConfig, Path]:
     """Config and root of a run that was begun."""
     folder = RunFolder.open(run)
-    state = read_json(folder.state)
-    return parse(RoundConfig, read_json(folder.config), str(folder.config)), Path(state["root"])
+    return parse(RoundConfig, read_json(folder.config), str(folder.config)), folder.origin
 
 
-def _open_folder(out: Path, resume: bool, runtime: Runtime) -> RunFolder:
+@contextmanager
+def writing(out: Path, runtime: Runtime, *, resume: bool) -> Generator[RunFolder]:
+    """The run folder, held by this process alone; a new one must be free."""
+    if not runtime.is_main:
+        yield RunFolder(out)
+        return
     if resume:
-        return RunFolder.open(out)
+        RunFolder.open(out)
+    elif not (out / LOCK).exists():  # where somebody writes right now the lock says who
+        RunFolder.check_free(out)
+    with one_writer(out):
+        folder = RunFolder.open(out) if resume else RunFolder.create(out)
+        folder.clear()
+        yield folder
+
+
+def _conclude(folder: RunFolder, runtime: Runtime) -> RoundResult:
+    """Every file is in place: what only served the round goes, and then the run is done."""
     if runtime.is_main:
-        RunFolder.create(out)
-    return RunFolder(out)
+        shutil.rmtree(folder.tested, ignore_errors=True)
+        write_json(folder.state, {**read_json(folder.state), "status": "done"})
+    if dist.is_initialized():
+        dist.barrier()
+    return read_result(folder)
 
 
 def _write_config(config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime) -> None:
     if runtime.is_main:
         write_json(folder.config, config.model_dump(mode="json"))
-        write_json(folder.state, {"status": "started", "version": __version__, "root": str(root.resolve())})
+        write_json(folder.state, {"status": "started", "version": __version__, "root": folder.towards(root)})
     if dist.is_initialized():
         dist.barrier()
 
@@ -123,8 +170,8 @@ def _write_config(config: RoundConfig, folder: RunFolder, root: Path, runtime: R
 class _Round:
     """What happens around the training loop of one round."""
 
-    def __init__(self, config: RoundConfig, ready: Ready, folder: RunFolder, runtime: Runtime) -> None:
-        self.config, self.ready, self.folder, self.runtime = config, ready, folder, runtime
+    def __init__(self, config: RoundConfig, ready: Ready, folder: RunFolder, runtime: Runtime, root: Path) -> None:
+        self.config, self.ready, self.folder, self.runtime, self.root = config, ready, folder, runtime, root
         self.data: RoundData = ready.assembled.data
 
     # -- before -----------------------------------------------------------------------------------------------------
@@ -217,32 +264,31 @@ class _Round:
     # -- after ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> RoundResult:
-        """Walk back from the best look, choose (and certify where images are sealed), score test once."""
-        looks = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in self._looks()]
-        candidates = self._walk(self._ranked()[0][0])
-        decision = self._decide(candidates)
-        shipped = self._model_at(decision.shipped) if decision.shipped else None
+        """Walk back from the best look, choose (and certify where images are sealed), score test once.
+
+        Whatever is decided from is on disk before the sealed images are opened, and ``result.json`` is the last file:
+        a run that is killed anywhere in here comes to the same end when it goes on.
+        """
+        evaluated = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in self._looks()]
+        candidates, tested, models = self._settle()
+        decision = self._decide(tested, models)
+        shipped = self._tested_model(decision.shipped) if decision.shipped else None
         test = self._score_test(shipped)
-        points = [*looks, *((one.name, one.dev) for one in candidates)]
-        result = RoundResult(self.folder, decision, candidates, test, blocking_task(points) or self._confused(looks))
+        points = [*evaluated, *((candidate.name, candidate.dev) for candidate in candidates)]
+        result = RoundResult(
+            self.folder, decision, candidates, test, blocking_task(points) or self._confused(evaluated)
+        )
         if self.runtime.is_main:
             self._save(shipped or self.ready.used or self.ready.old, self.folder.model)
+            if decision.certified:
+                write_certificate_of(self.folder, decision)
             write_json(
                 self.folder.result,
                 {
                     **decision.to_json(),
                     "target": self.data.tasks.target,
                     "protected": list(self.data.tasks.protected),
-                    "candidates": [
-                        {
-                            "name": one.name,
-                            "step": one.step,
-                            "lambda": one.walked,
-                            "held": one.held,
-                            "dev": comparison_json(one.dev),
-                        }
-                        for one in candidates
-                    ],
+                    "candidates": [candidate_json(candidate) for candidate in candidates],
                     "dev": comparison_json(result.dev),
                     "test": comparison_json(test) if test else None,
                     "frontier": frontier(points),
@@ -250,16 +296,39 @@ class _Round:
                     "blocked_by": result.blocked_by,
                 },
             )
-            if decision.certified:
-                write_certificate_of(self.folder, decision)
-        self._write_state("done")
-        return result
+        return _conclude(self.folder, self.runtime)
 
-    def _confused(self, looks: list[tuple[str, Comparison]]) -> str | None:
-        """Who the target's images are taken for, where no look gained anything on it."""
-        if any(one.target_gain > 0 for _, one in looks):
+    def _settle(self) -> tuple[list[Candidate], list[Candidate], dict[str, str]]:
+        """All candidates, those that are tested, and the fingerprints of their models; made once and kept on disk."""
+        if not self.folder.settled.exists() or not self._all_kept(read_json(self.folder.settled)):
+            candidates = self._walk(self._ranked()[0][0])
+            tested = to_test(self.config.certify, self.folder, candidates)
+            made = {candidate.name: self._model_at(candidate) for candidate in tested}
+            if self.runtime.is_main:
+                models = {name: self._save(model, self.folder.tested / name) for name, model in made.items()}
+                entries = [candidate_json(candidate) for candidate in candidates]
+                write_json(self.folder.settled, {"candidates": entries, "tested": models})
+            if dist.is_initialized():
+                dist.barrier()
+        settled = read_json(self.folder.settled)
+        target = self.data.tasks.target
+        candidates = [candidate_from_json(entry, target) for entry in settled["candidates"]]
+        by_name = {candidate.name: candidate for candidate in candidates}
+        return candidates, [by_name[name] for name in settled["tested"]], settled["tested"]
+
+    def _all_kept(self, settled: Mapping[str, Any]) -> bool:
+        """Whether the models that are tested are still there."""
+        return all(is_model_folder(self.folder.tested / name) for name in settled["tested"])
+
+    def _tested_model(self, candidate: Candidate) -> Classifier:
+        """A candidate as it lies on disk: what is tested is what is handed back, bit for bit."""
+        return load_model(self.folder.tested / candidate.name).to(self.runtime.device)
+
+    def _confused(self, evaluated: list[tuple[str, Comparison]]) -> str | None:
+        """Who the target's images are taken for, where no evaluation gained anything on it."""
+        if any(compared.target_gain > 0 for _, compared in evaluated):
             return None
-        table = self._dev_predictions(looks[-1][0])
+        table = self._dev_predictions(evaluated[-1][0])
         found = confused_with(self.data.tasks.target, table["label"].to_pylist(), table["prediction"].to_pylist())
         return found if found in self.data.tasks.protected else None
 
@@ -322,28 +391,33 @@ class _Round:
             dist.broadcast_object_list(found)
         return found[0].to(self.runtime.device)
 
-    def _decide(self, candidates: list[Candidate]) -> Decision:
+    def _decide(self, tested: list[Candidate], models: dict[str, str]) -> Decision:
+        certify = self.config.certify
+        if looks(certify, self.folder):
+            self._open_sealed()
+
         def sealed_predictions(which: Candidate | str) -> pa.Table:
             if isinstance(which, Candidate):
-                return self._predict(self._model_at(which), self._sealed())
+                return self._predict(self._tested_model(which), self._sealed)
             if which == FIRST:
-                return predict_served(self._first(), self._sealed(), self.config.evaluate.batch, self.runtime)
-            return self._predict_old(self._sealed())
+                return predict_served(self._first(), self._sealed, self.config.evaluate.batch, self.runtime)
+            return self._predict_old(self._sealed)
 
-        return decide(self.config.certify, self.folder, candidates, sealed_predictions, self.runtime)
+        ledger = ledger_of(certify, self.root)
+        known = known_to(None if certify.first is None else self.root / certify.first)
+        return decide(certify, self.folder, tested, models, sealed_predictions, self.runtime, ledger, known)
+
+    def _open_sealed(self) -> None:
+        """Read and decode every sealed picture before the look is on record: one that is broken costs no look."""
+        self._sealed = open_sealed(self.data, read_sealed_plan(self.folder))
 
     def _first(self) -> Served:
         assert self.config.certify.first is not None
-        found = load_served(self.config.certify.first, self.data.tasks)
+        found = load_served(self.root / self.config.certify.first, self.data.tasks)
         found.bound.to(self.runtime.device)
         if found.used is not None:
             found.used.to(self.runtime.device)
         return found
-
-    def _sealed(self) -> LabelledSet:
-        if not hasattr(self, "_sealed_set"):
-            self._sealed_set = self.data.open_sealed()
-        return self._sealed_set
 
     def _score_test(self, shipped: Classifier | None) -> Comparison | None:
         try:
@@ -367,29 +441,13 @@ class _Round:
         return shared_predictions(model, examples, self.data.tasks.classes, self.config.evaluate.batch, self.runtime)
 
 
-def predict_sealed(run: RunFolder) -> tuple[pa.Table, pa.Table]:
-    """Predictions of the old and the shipped model on the sealed images of a finished run (for ``certify RUN``)."""
-    config, root = resume_config(run.root)
-    with started(config.train.device) as runtime:
-        ready = prepare_round(config, root, runtime)
-        examples = ready.assembled.data.open_sealed()
-        shipped = load_model(run.model).to(runtime.device)
-        classes = ready.assembled.data.tasks.classes
-        served = Served(ready.old, ready.used)
-        return (
-            predict_served(served, examples, config.evaluate.batch, runtime),
-            shared_predictions(shipped, examples, classes, config.evaluate.batch, runtime),
-        )
-
-
-def predict_first(run: RunFolder) -> pa.Table:
-    """Predictions of the model that [certify] first names, on the sealed images of a finished run."""
-    config, root = resume_config(run.root)
-    assert config.certify.first is not None
-    with started(config.train.device) as runtime:
-        ready = prepare_round(config, root, runtime)
-        served = load_served(config.certify.first, ready.assembled.data.tasks)
-        return predict_served(served, ready.assembled.data.open_sealed(), config.evaluate.batch, runtime)
+def open_sealed(data: RoundData, plan: SealedPlan) -> LabelledSet:
+    """The sealed images, read and decoded; one that cannot be is an error that costs no look."""
+    examples = data.open_sealed()
+    check_readable(plan, examples.ids)
+    for start in range(0, len(examples), 1024):
+        examples.images(slice(start, start + 1024))
+    return examples
 
 
 def predict_served(served: Served, examples: LabelledSet, batch: int, runtime: Runtime) -> pa.Table:
@@ -400,28 +458,6 @@ def predict_served(served: Served, examples: LabelledSet, batch: int, runtime: R
         return table
     fewer = relabelled(examples, classes, served.used.classes)
     return served.with_used(table, shared_predictions(served.used, fewer, served.used.classes, batch, runtime))
-
-
-def comparison_json(compared: Comparison) -> dict[str, Any]:
-    """A comparison as it stands in ``result.json``."""
-    return {
-        "dev_safety": compared.dev_safety,
-        "dev_safety_loss": compared.dev_safety_loss,
-        "target_gain": compared.target_gain,
-        "worst_task": compared.worst_task,
-        "tasks": {
-            name: {
-                "examples": one.examples,
-                "old_accuracy": one.old_accuracy,
-                "new_accuracy": one.new_accuracy,
-                "gained": one.gained,
-                "lost": one.lost,
-                "old_loss": one.old_loss,
-                "new_loss": one.new_loss,
-            }
-            for name, one in compared.tasks.items()
-        },
-    }
 
 
 def candidate_name(step: int) -> str:

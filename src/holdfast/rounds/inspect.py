@@ -13,7 +13,6 @@ from holdfast.artifacts import (
     RunFolder,
     fingerprint_bytes,
     fingerprint_file,
-    fingerprint_json,
     read_json,
     read_predictions,
 )
@@ -136,7 +135,7 @@ def verify_project(root: Path) -> Checked:
     """
     project = Project.open(root)
     entries = project.entries()
-    _check_chain(project, entries)
+    _check_chain(project)
     files, certificates = 0, 0
     notes = [f"{name} is not finished" for name in project.unfinished()]
     for name in project.unfinished():
@@ -187,18 +186,15 @@ def _finished_without_a_line(project: Project, name: str) -> None:
         )
 
 
-def _check_chain(project: Project, entries: list[dict[str, Any]]) -> None:
-    previous = ""
-    for entry in entries:
-        body = {name: value for name, value in entry.items() if name != "fingerprint"}
-        if entry["previous"] != previous or fingerprint_json(body) != entry["fingerprint"]:
-            raise FaultError(
-                f"{project.lineage} was changed",
-                expected="a record that is only ever appended to",
-                found=f"the line of {entry.get('round', FIRST)} does not fit the one before it, or itself",
-                do="restore the file",
-            )
-        previous = entry["fingerprint"]
+def _check_chain(project: Project) -> None:
+    broken = project.record_log.broken()
+    if broken is not None:
+        raise FaultError(
+            f"{project.lineage} was changed",
+            expected="a record that is only ever appended to",
+            found=f"the line of {broken.entry.get('round', FIRST)} does not fit the one before it, or itself",
+            do="restore the file",
+        )
 
 
 def _check_files(base: Path, expected: Mapping[str, str], added: bool = True) -> Iterator[str]:

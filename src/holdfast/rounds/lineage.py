@@ -4,12 +4,12 @@
     first/              the first model, frozen
     rounds/0001-name/   run folders
     rounds/0001-name.json  who its parent is; written before the run begins
-    lineage.jsonl       one line a finished round: appended, never changed, each naming the hash of the one before it
+    lineage.jsonl       one line a finished round: a ChainedLog
     ledger/             sealed sets
 
 Copying the folder moves the project. A round is begun by making its folder, which only one process can; it is finished
 by appending its line under a lock. A kill at any moment leaves a project that can be read: at worst with a round that
-is not finished, or with a last line cut short, which is passed over.
+is not finished. A round that was killed before it began is taken up by the next one of its name.
 
 Nothing here imports torch: a lineage is read, compared and verified on any machine.
 """
@@ -17,26 +17,29 @@ Nothing here imports torch: a lineage is read, compared and verified on any mach
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 import re
+import shutil
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast.artifacts import (
+    LOCK,
     RunFolder,
-    canonical_json,
     fingerprint_bytes,
     fingerprint_file,
     fingerprint_json,
+    is_temporary,
+    not_writable,
     read_json,
     write_json,
 )
+from holdfast.chained import ChainedLog
 from holdfast.errors import UserError, nearest
+from holdfast.locks import in_use, one_writer
 
 FORMAT = "holdfast-project/1"
 FIRST = "first"
@@ -146,7 +149,12 @@ class Project:
 
     def entries(self) -> list[dict[str, Any]]:
         """Lines of the record as they stand; one that was cut short by a crash is passed over."""
-        return _read(self.lineage.read_bytes()) if self.lineage.exists() else []
+        return [entry for entry in self.record_log.entries() if "event" in entry and "fingerprint" in entry]
+
+    @property
+    def record_log(self) -> ChainedLog:
+        """The record of finished rounds as a log."""
+        return ChainedLog(self.lineage)
 
     def unfinished(self) -> list[str]:
         """Rounds that were begun and have no line yet."""
@@ -207,23 +215,42 @@ class Project:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def begin(self, title: str, parent: str) -> str:
-        """Take a number for a new round and note its parent; the round's name. Its folder is made, and empty."""
+    @contextmanager
+    def begin(self, title: str, parent: str) -> Generator[str]:
+        """Take a number for a new round and note its parent; the round's name. Its folder is made, empty, and held.
+
+        A round that was refused before it wrote anything is forgotten again.
+        """
         slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "round"
-        with self._locked():
-            taken = [int(path.name[:4]) for path in self.rounds.iterdir() if re.match(r"\d{4}-", path.name)]
-            name = f"{max(taken, default=0) + 1:04d}-{slug}"
-            # The note comes first: a kill in between leaves a number that is not used again, and nothing else.
-            write_json(self.rounds / f"{name}.json", {"parent": parent, "time": _now()})
-            (self.rounds / name).mkdir()
-        return name
+        with ExitStack() as held:
+            with self._locked():
+                taken = [int(path.name[:4]) for path in self.rounds.iterdir() if re.match(r"\d{4}-", path.name)]
+                name = self._never_begun(slug) or f"{max(taken, default=0) + 1:04d}-{slug}"
+                # The note comes first: a kill in between leaves a name that the next round takes up.
+                write_json(self.rounds / f"{name}.json", {"parent": parent, "time": _now()})
+                (self.rounds / name).mkdir(exist_ok=True)
+                held.enter_context(one_writer(self.rounds / name))
+            try:
+                yield name
+            finally:
+                if not self.folder(name).state.exists():
+                    shutil.rmtree(self.rounds / name, ignore_errors=True)
+                    (self.rounds / f"{name}.json").unlink(missing_ok=True)
+
+    def _never_begun(self, slug: str) -> str | None:
+        """A round of that name whose process died before it wrote its first file."""
+        for note in sorted(self.rounds.glob(f"[0-9][0-9][0-9][0-9]-{slug}.json")):
+            folder = self.folder(note.stem)
+            if not folder.state.exists() and not in_use(folder.root):
+                return note.stem
+        return None
 
     def record_first(self) -> None:
         """Write down the bytes of the first model, once."""
         files = list_files(self.first)
         with self._locked():
             if not any(one["event"] == FIRST for one in self.entries()):
-                self._append({"event": FIRST, "files": files})
+                self.record_log.append({"event": FIRST, "files": files})
 
     def record(self, name: str) -> Round:
         """Write down a finished round: what it was, what came of it, and every byte it left."""
@@ -235,7 +262,7 @@ class Project:
         with self._locked():
             known = {one.name for one in self.history()}
             if name not in known:
-                self._append({**entry, "ledger": self._ledger_bytes()})
+                self.record_log.append({**entry, "ledger": self._ledger_bytes()})
         return self.find(name)
 
     def _ledger_bytes(self) -> dict[str, Any]:
@@ -246,21 +273,14 @@ class Project:
             for path, content in ((path, path.read_bytes()) for path in found)
         }
 
-    def _append(self, entry: dict[str, Any]) -> None:
-        before = self.entries()
-        body = {**entry, "time": _now(), "previous": before[-1]["fingerprint"] if before else ""}
-        line = canonical_json({**body, "fingerprint": fingerprint_json(body)}).encode() + b"\n"
-        with self.lineage.open("ab") as file:
-            if file.tell() and not _ends_a_line(self.lineage):
-                file.write(b"\n")  # what a crash cut short stays where it is, on a line of its own
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-
     @contextmanager
     def _locked(self) -> Generator[IO[bytes], None, None]:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / "lock").open("ab") as file:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            opened = (self.root / "lock").open("ab")
+        except OSError as error:
+            raise not_writable(self.root, error) from error
+        with opened as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, and by the system after a crash
             yield file
 
@@ -269,30 +289,13 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
-def _read(content: bytes) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = []
-    for line in content.split(b"\n"):
-        try:
-            entry = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            continue  # empty, or cut short by a crash; `verify` tells a cut line from a changed one by the chain
-        if isinstance(entry, dict) and "event" in entry and "fingerprint" in entry:
-            entries.append(entry)
-    return entries
-
-
 def list_files(root: Path) -> dict[str, str]:
     """Every file that belongs to a round, with its fingerprint."""
     result: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        if path.is_file() and not name.startswith(_PASSING) and not _REPORTS.match(name):
+        passing = name.startswith(_PASSING) or path.name == LOCK or is_temporary(path)
+        if path.is_file() and not passing and not _REPORTS.match(name):
             result[name] = fingerprint_file(path)
     return result
 

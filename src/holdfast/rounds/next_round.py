@@ -6,14 +6,17 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from holdfast.artifacts import read_json
-from holdfast.config import RoundConfig
+from holdfast.config import RoundConfig, SourceConfig
 from holdfast.errors import UserError
 from holdfast.model.folder import is_model_folder, model_folder, save_model
-from holdfast.rounds.develop import RoundResult, develop, resume_config
+from holdfast.rounds.develop import develop, run_round
 from holdfast.rounds.lineage import FIRST, Project
+from holdfast.rounds.result import RoundResult
 from holdfast.rounds.setup import bind, inherit, load_start, read_data
+from holdfast.runtime import started
 
 
 def develop_in(
@@ -24,23 +27,18 @@ def develop_in(
     if not project.first.exists():
         adopt_first(project, config, root)
     start = project.resolve(parent)
-    settled = settle(project, config, start)
-    name = project.begin(title, start)
-    result = develop(settled, project.folder(name).root, root, quiet=quiet)
+    settled = settle(project, config, start, root)
+    with started(config.train.device) as runtime, project.begin(title, start) as name:
+        result = run_round(settled, project.folder(name), project.root, runtime, quiet=quiet)
     project.record(name)
     return result
 
 
-def resume_in(project: Project, run: Path, *, quiet: bool = False) -> RoundResult | None:
-    """Go on with a round of a project; None where it was done already and only had to be written down."""
+def resume_in(project: Project, run: Path, config: RoundConfig, root: Path, *, quiet: bool = False) -> RoundResult:
+    """Go on with a round of a project; one that is done and was not written down yet is written down."""
     _one_process()
-    folder = project.folder(run.resolve().name)
-    if folder.result.exists() and read_json(folder.state).get("status") == "done":
-        project.record(folder.root.name)
-        return None
-    config, root = resume_config(folder.root)
-    result = develop(config, folder.root, root, resume=True, quiet=quiet)
-    project.record(folder.root.name)
+    result = develop(config, run, root, resume=True, quiet=quiet)
+    project.record(run.resolve().name)
     return result
 
 
@@ -53,23 +51,61 @@ def _one_process() -> None:
         )
 
 
-def settle(project: Project, config: RoundConfig, parent: str) -> RoundConfig:
-    """The round as the project has it: its parent's model, everything gained so far protected, the project's ledger."""
-    model = config.model.model_copy(
-        update={"start": project.model(parent).resolve(), "architecture": None, "weights": None}
-    )
+def settle(project: Project, config: RoundConfig, parent: str, root: Path) -> RoundConfig:
+    """The round as the project has it: its parent's model, everything gained so far protected, the project's ledger.
+
+    Its paths are relative to the project: what lies inside it is found wherever the project is moved.
+    """
+    config = rebased(config, root, project.root)
+    inside = {name: path.relative_to(project.root) for name, path in
+              (("start", project.model(parent)), ("ledger", project.ledger), ("first", project.first))}  # fmt: skip
+    model = config.model.model_copy(update={"start": inside["start"], "architecture": None, "weights": None})
     task = config.task
-    if parent != FIRST and task.protected is None:
+    if task.protected is None:
         known = [str(name) for name in read_json(project.model(parent) / "model.json")["classes"]]
         kept = tuple(name for name in known if name != task.target and name not in task.ignored)
         task = task.model_copy(update={"protected": kept})
     certify = config.certify.model_copy(
         update={
-            "ledger": config.certify.ledger or project.ledger.resolve(),
-            "first": None if parent == FIRST else project.first.resolve(),
+            "ledger": config.certify.ledger or inside["ledger"],
+            "first": None if parent == FIRST else inside["first"],
         }
     )
     return config.model_copy(update={"model": model, "task": task, "certify": certify})
+
+
+def rebased(config: RoundConfig, root: Path, onto: Path) -> RoundConfig:
+    """The same config with its relative paths, which begin in ``root``, beginning in ``onto``."""
+
+    def moved(path: Path | None) -> Path | None:
+        if path is None or path.is_absolute():
+            return path
+        return Path(os.path.relpath(root.resolve() / path, onto.resolve()))
+
+    def source(config: SourceConfig) -> SourceConfig:
+        return config.model_copy(update={"path": moved(config.path)})
+
+    def sources(given: SourceConfig | tuple[SourceConfig, ...] | None) -> Any:
+        return source(given) if isinstance(given, SourceConfig) else given and tuple(source(part) for part in given)
+
+    data, model, certify = config.data, config.model, config.certify
+    weights = model.weights
+    if weights is not None and (root / weights).exists():
+        weights = str(moved(Path(weights)))
+    return config.model_copy(
+        update={
+            "data": data.model_copy(
+                update={
+                    "source": sources(data.source),
+                    "pairs": sources(data.pairs),
+                    "negatives": sources(data.negatives),
+                    "prompts": moved(data.prompts),
+                }
+            ),
+            "model": model.model_copy(update={"start": moved(model.start), "weights": weights}),
+            "certify": certify.model_copy(update={"ledger": moved(certify.ledger), "first": moved(certify.first)}),
+        }
+    )
 
 
 def adopt_first(project: Project, config: RoundConfig, root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
-from holdfast.data.assemble import Assembled, assemble
+from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
 from holdfast.data.loaders import ViewSettings
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
@@ -81,10 +82,16 @@ def bind(start: Start, assembled: Assembled, config: ModelConfig) -> Classifier:
     return Classifier(start.towers, spec.classes, spec.prompts, temperature or DEFAULT_CLASS_TEMPERATURE)
 
 
-def prepare_round(config: RoundConfig, root: Path, runtime: Runtime) -> Ready:
-    """Data, old model and method of a round, on the device."""
+def prepare_round(
+    config: RoundConfig, root: Path, runtime: Runtime, check: Callable[[Survey], None] | None = None
+) -> Ready:
+    """Data, old model and method of a round, on the device. ``check`` may refuse it before anything is loaded."""
+    surveyed = survey(config.data, config.task, root=root)
+    if check is not None:
+        check(surveyed)
     start = load_start(config.model, root, config.seed)
-    assembled = read_data(config.data, config.task, start.towers, config.seed, root)
+    view = start.towers.preprocess
+    assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
     old = bind(start, assembled, config.model).frozen_copy()
     used = as_used(start.classifier, assembled.data.tasks, config.model.class_temperature)
     ready = make_ready(config, config.method, old, assembled, runtime)

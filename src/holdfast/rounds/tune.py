@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch.distributed as dist
 
 from holdfast._version import __version__
-from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, write_json
+from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json, write_json
 from holdfast.config import TuneConfig
 from holdfast.config.methods import CrossEntropyConfig, WcclConfig
 from holdfast.data.assemble import labelled
@@ -19,13 +21,13 @@ from holdfast.data.loaders import ViewSettings
 from holdfast.data.prompts import class_prompts
 from holdfast.data.sources import catalogue
 from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec
-from holdfast.errors import UserError, nearest
+from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
-from holdfast.rounds.develop import shared_predictions
+from holdfast.rounds.develop import shared_predictions, writing
 from holdfast.rounds.setup import DEFAULT_CLASS_TEMPERATURE, load_start
 from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import Plan, train
@@ -40,40 +42,73 @@ class TuneResult:
     accuracy: dict[str, float]
 
 
-def tune(config: TuneConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> TuneResult:
-    """Tune a model on the base images (the training images where no share is set aside as base)."""
-    with started(config.train.device) as runtime:
-        folder = RunFolder.open(out) if resume else RunFolder(out)
-        if runtime.is_main and not resume:
-            RunFolder.create(out)
-        start = load_start(config.model, root, config.seed)
-        data = _labelled_round(config, start.towers.preprocess.size, start.towers.preprocess.interpolation, root)
-        temperature = config.model.class_temperature or DEFAULT_CLASS_TEMPERATURE
-        model = Classifier(start.towers, data.tasks.classes, data.tasks.prompts, temperature).to(runtime.device)
-        method = _method(config, model, data, runtime)
-        values = config.model_dump(mode="json")
-        if runtime.is_main:
-            write_json(folder.config, values)
-            write_json(folder.state, {"status": "training", "version": __version__, "root": str(root.resolve())})
-        values["train"].pop("shard")  # changes no number
-        ids = fingerprint_ids(data.constraint.ids + data.target.ids)
-        fingerprint = fingerprint_json({"config": values, "data": ids})
-        views = ViewSettings(config.train.augment, _views(config), config.train.crop_scale, config.train.flip)
-        plan = Plan(_train_config(config), views, config.seed, fingerprint, config.evaluate.every)
+def tune(
+    config: TuneConfig,
+    out: Path,
+    root: Path,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    command: str = "",
+) -> TuneResult:
+    """Tune a model on the base images (the training images where no share is set aside as base).
 
-        def look(done: int, method: Method) -> dict[str, Any]:
-            return {"dev_accuracy": per_task_accuracy(_predict(method.model, data.dev, config, runtime))}
+    Going on with a run that is finished changes nothing. ``command`` is what goes on with this one, for messages.
+    """
+    if resume and RunFolder.open(out).finished:
+        return _result(RunFolder(out))
+    with started(config.train.device) as runtime, writing(out, runtime, resume=resume) as folder:
+        if folder.result.exists():  # killed between its last file and the line that says so
+            return _conclude(folder, runtime)
+        try:
+            return _tune(config, folder, root, runtime, resume=resume, quiet=quiet, command=command)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted", signal_number=signal.SIGINT, do=f"go on with: {command}") from error
 
-        with choose_progress("tuning", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
-            train(method, data, plan, runtime, folder, look, progress)
-        accuracy = per_task_accuracy(_predict(method.model, data.dev, config, runtime))
-        if runtime.is_main:
-            if folder.model.exists():
-                shutil.rmtree(folder.model)
-            save_model(method.model, folder.model, extra={"template": config.template, "names": config.names})
-            write_json(folder.result, {"dev_accuracy": accuracy})
-            write_json(folder.state, {"status": "done", "version": __version__, "root": str(root.resolve())})
-        return TuneResult(folder.model, accuracy)
+
+def _tune(
+    config: TuneConfig, folder: RunFolder, root: Path, runtime: Runtime, *, resume: bool, quiet: bool, command: str
+) -> TuneResult:
+    start = load_start(config.model, root, config.seed)
+    data = _labelled_round(config, start.towers.preprocess.size, start.towers.preprocess.interpolation, root)
+    temperature = config.model.class_temperature or DEFAULT_CLASS_TEMPERATURE
+    model = Classifier(start.towers, data.tasks.classes, data.tasks.prompts, temperature).to(runtime.device)
+    method = _method(config, model, data, runtime)
+    values = config.model_dump(mode="json")
+    if runtime.is_main and not resume:
+        write_json(folder.config, values)
+        write_json(folder.state, {"status": "training", "version": __version__, "root": folder.towards(root)})
+    values["train"].pop("shard")  # changes no number
+    ids = fingerprint_ids(data.constraint.ids + data.target.ids)
+    fingerprint = fingerprint_json({"config": values, "data": ids})
+    views = ViewSettings(config.train.augment, _views(config), config.train.crop_scale, config.train.flip)
+    plan = Plan(_train_config(config), views, config.seed, fingerprint, config.evaluate.every, resume=command)
+
+    def evaluate(done: int, method: Method) -> dict[str, Any]:
+        return {"dev_accuracy": per_task_accuracy(_predict(method.model, data.dev, config, runtime))}
+
+    with choose_progress("tuning", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
+        train(method, data, plan, runtime, folder, evaluate, progress)
+    accuracy = per_task_accuracy(_predict(method.model, data.dev, config, runtime))
+    if runtime.is_main:
+        if folder.model.exists():
+            shutil.rmtree(folder.model)
+        save_model(method.model, folder.model, extra={"template": config.template, "names": config.names})
+        write_json(folder.result, {"dev_accuracy": accuracy})
+    return _conclude(folder, runtime)
+
+
+def _conclude(folder: RunFolder, runtime: Runtime) -> TuneResult:
+    """Every file is in place: the run is done."""
+    if runtime.is_main:
+        write_json(folder.state, {**read_json(folder.state), "status": "done"})
+    if dist.is_initialized():
+        dist.barrier()
+    return _result(folder)
+
+
+def _result(folder: RunFolder) -> TuneResult:
+    return TuneResult(folder.model, read_json(folder.result)["dev_accuracy"])
 
 
 def _views(config: TuneConfig) -> str:

@@ -64,6 +64,7 @@ class Plan:
     fingerprint: str  # of config and data; ties checkpoints to this run
     evaluate_every: int
     share_every: int = 10  # of how many logged steps one measures each part's share of the gradient
+    resume: str = ""  # the command that goes on with an interrupted run
 
 
 @dataclass(frozen=True)
@@ -382,9 +383,8 @@ class _Run:
         return TrainingError(
             f"another rank was lost after step {done} of {self.config.steps}; {kept}",
             expected=f"{self.runtime.world} ranks",
-            do=f"see why it ended (killed, out of memory), then: holdfast develop --resume {self.folder.root}, "
-            "on any number of ranks"
-            if self.folder
+            do=f"see why it ended (killed, out of memory), then: {self.plan.resume}, on any number of ranks"
+            if self.plan.resume
             else "see why it ended (killed, out of memory) and start again",
         )
 
@@ -392,7 +392,7 @@ class _Run:
         return Interrupted(
             f"interrupted after step {done} of {self.config.steps}; a checkpoint was written",
             signal_number=interruption.signal_number or signal.SIGTERM,
-            do=f"go on with: holdfast develop --resume {self.folder.root}" if self.folder else "",
+            do=f"go on with: {self.plan.resume}" if self.plan.resume else "",
         )
 
 

@@ -1,0 +1,113 @@
+"""``holdfast certify RUN``: a look at the sealed images of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.artifacts import RunFolder, read_json
+from holdfast.certify.certificate import check_confidence
+from holdfast.certify.ledger import Ledger
+from holdfast.certify.sealed import (
+    Candidates,
+    Further,
+    SealedPlan,
+    certify_candidates,
+    check_possible,
+    read_sealed_plan,
+    write_run_certificate,
+)
+from holdfast.config import RoundConfig
+from holdfast.data.tasks import LabelledSet
+from holdfast.errors import UndecidedError, UserError
+from holdfast.locks import one_writer
+from holdfast.model.folder import load_model, model_fingerprint
+from holdfast.rounds.decide import FIRST, OLD, known_to, ledger_of
+from holdfast.rounds.develop import open_sealed, predict_served, resume_config, shared_predictions
+from holdfast.rounds.served import Served, load_served
+from holdfast.rounds.setup import Ready, prepare_round
+from holdfast.runtime import Runtime, started
+
+NEW = "new"
+
+
+def certify_run(
+    path: Path,
+    *,
+    margin: float | None = None,
+    single: Mapping[str, float] | None = None,
+    confidence: float | None = None,
+    ledger: Path | None = None,
+) -> dict[str, Any]:
+    """A look at the sealed images of a finished run: the report of its certificate.
+
+    Killed anywhere and called again it ends as if it had not been: a look belongs to the run and its claim.
+    """
+    run = RunFolder.open(path)
+    if confidence is not None:
+        check_confidence(confidence)
+    _something_to_certify(run)
+    plan = read_sealed_plan(run, margin=margin, single=single, confidence=confidence)
+    config, root = resume_config(path)
+    book = Ledger(ledger) if ledger is not None else ledger_of(config.certify, root)
+    fingerprint = str(read_json(run.state)["fingerprint"])
+    book.check(plan.fingerprint, plan.budget, run=fingerprint, resumed=True)
+    check_possible(plan)
+    with one_writer(path), _prepared(run, config, root, plan) as models:
+        run.clear()
+        known = known_to(None if config.certify.first is None else root / config.certify.first)
+        further = None if known is None else Further(tuple(known), lambda: models.predict(FIRST))
+        candidates = Candidates({NEW: model_fingerprint(run.model)}, fingerprint)
+        outcome = certify_candidates(plan, book, candidates, lambda: models.predict(OLD), models.predict, further)
+        write_run_certificate(run, plan, outcome, book)
+    return outcome.told
+
+
+def _something_to_certify(run: RunFolder) -> None:
+    """A run that is finished and hands back a new model; no look is spent on any other."""
+    if not run.finished:
+        raise UserError(f"the run {run.root} is not finished", do=f"go on with: holdfast develop --resume {run.root}")
+    result = read_json(run.result)
+    if result["kept_old"]:
+        raise UndecidedError(
+            f"the run {run.root} hands back the old model: there is nothing to certify",
+            found=result["reason"],
+            do="no look was spent; `holdfast report RUN` shows what stood in the way",
+        )
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The models of a finished run and its sealed images, read and decoded."""
+
+    run: RunFolder
+    config: RoundConfig
+    root: Path
+    ready: Ready
+    sealed: LabelledSet
+    runtime: Runtime
+
+    def predict(self, name: str) -> pa.Table:
+        """Predictions of the ``old``, ``new`` or ``first`` model on the sealed images."""
+        batch, tasks = self.config.evaluate.batch, self.ready.assembled.data.tasks
+        if name == NEW:
+            shipped = load_model(self.run.model).to(self.runtime.device)
+            return shared_predictions(shipped, self.sealed, tasks.classes, batch, self.runtime)
+        if name == FIRST:
+            assert self.config.certify.first is not None
+            served = load_served(self.root / self.config.certify.first, tasks)
+        else:
+            served = Served(self.ready.old, self.ready.used)
+        return predict_served(served, self.sealed, batch, self.runtime)
+
+
+@contextmanager
+def _prepared(run: RunFolder, config: RoundConfig, root: Path, plan: SealedPlan) -> Generator[_Models]:
+    with started(config.train.device) as runtime:
+        ready = prepare_round(config, root, runtime)
+        yield _Models(run, config, root, ready, open_sealed(ready.assembled.data, plan), runtime)

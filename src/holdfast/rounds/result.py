@@ -1,0 +1,111 @@
+"""What a round hands back, in memory and in ``result.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.artifacts import RunFolder, read_json
+from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.rounds.candidates import Candidate
+from holdfast.rounds.decide import Decision
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round hands back; also in ``result.json``."""
+
+    folder: RunFolder
+    decision: Decision
+    candidates: list[Candidate]
+    test: Comparison | None
+    blocked_by: str | None  # the protected task that stood in the target's way, where one did
+
+    @property
+    def kept_old(self) -> bool:
+        """Whether the old model is handed back."""
+        return self.decision.shipped is None
+
+    @property
+    def chosen(self) -> str | None:
+        """Name of the candidate that is handed back."""
+        return self.decision.shipped.name if self.decision.shipped else None
+
+    @property
+    def dev(self) -> Comparison:
+        """What dev images say of the candidate that is handed back, or else of the one that gained most."""
+        best = self.decision.shipped or max(self.candidates, key=lambda candidate: candidate.dev.target_gain)
+        return best.dev
+
+
+def read_result(folder: RunFolder) -> RoundResult:
+    """The result of a finished run, from its files."""
+    values = read_json(folder.result)
+    target = str(values["target"])
+    candidates = [candidate_from_json(entry, target) for entry in values["candidates"]]
+    shipped = next((candidate for candidate in candidates if candidate.name == values["chosen"]), None)
+    return RoundResult(
+        folder,
+        Decision(shipped, values["verdict"], values["reason"], tuple(values.get("order", ())), values["certificate"]),
+        candidates,
+        comparison_from_json(values["test"], target) if values["test"] else None,
+        values["blocked_by"],
+    )
+
+
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as it stands in ``result.json`` and ``candidates.json``."""
+    return {
+        "name": candidate.name,
+        "step": candidate.step,
+        "lambda": candidate.walked,
+        "held": candidate.held,
+        "dev": comparison_json(candidate.dev),
+    }
+
+
+def candidate_from_json(values: Mapping[str, Any], target: str) -> Candidate:
+    """The inverse of :func:`candidate_json`."""
+    dev = comparison_from_json(values["dev"], target)
+    return Candidate(values["step"], values["lambda"], dev, values.get("held", 0.0))
+
+
+def comparison_json(compared: Comparison) -> dict[str, Any]:
+    """A comparison as it stands in ``result.json``."""
+    return {
+        "dev_safety": compared.dev_safety,
+        "dev_safety_loss": compared.dev_safety_loss,
+        "target_gain": compared.target_gain,
+        "worst_task": compared.worst_task,
+        "tasks": {
+            name: {
+                "examples": change.examples,
+                "old_accuracy": change.old_accuracy,
+                "new_accuracy": change.new_accuracy,
+                "gained": change.gained,
+                "lost": change.lost,
+                "old_loss": change.old_loss,
+                "new_loss": change.new_loss,
+            }
+            for name, change in compared.tasks.items()
+        },
+    }
+
+
+def comparison_from_json(values: Mapping[str, Any], target: str) -> Comparison:
+    """The inverse of :func:`comparison_json`."""
+    return Comparison(target, {name: _change(change) for name, change in values["tasks"].items()})
+
+
+def _change(values: Mapping[str, Any]) -> TaskChange:
+    examples = int(values["examples"])
+    return TaskChange(
+        examples,
+        round(values["old_accuracy"] * examples),
+        round(values["new_accuracy"] * examples),
+        int(values["gained"]),
+        int(values["lost"]),
+        float(values["old_loss"]),
+        float(values["new_loss"]),
+    )
