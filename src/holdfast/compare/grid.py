@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from holdfast.artifacts import fingerprint_json
 from holdfast.config import METHOD_CONFIGS, RoundConfig, TuneConfig, parse, read_toml
-from holdfast.config.base import Config
+from holdfast.config.base import Config, Many, NonNegative, Positive
 from holdfast.errors import UserError, nearest
 
 WISE_FT = "wise_ft"
@@ -31,11 +31,11 @@ class MethodEntry(Config):
     """How the tables call it. Default: its name."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of this row; a key without a dot is the method's own ("alpha"), others are paths ("train.batch")."""
-    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    grid: dict[str, Many[Any]] = Field(default_factory=dict)
     """Settings to choose among, on dev images: key -> values. It wins over the study's own grid."""
     of: str | None = None
     """wise_ft only: the label of the row whose results are interpolated with the old model."""
-    lambdas: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.25, 0.5, 0.75)
+    lambdas: Many[Annotated[float, Field(gt=0, le=1)]] = (0.25, 0.5, 0.75)
     """wise_ft only: places between the old weights (0) and the new ones (1) to choose among."""
 
     @model_validator(mode="after")
@@ -63,8 +63,8 @@ class ColumnConfig(Config):
 
     key: str
     """Path of the setting, for example "model.head_rank"."""
-    values: Annotated[tuple[Any, ...], Field(min_length=1)]
-    labels: tuple[str, ...] | None = None
+    values: Annotated[Many[Any], Field(min_length=1)]
+    labels: Many[str] | None = None
     """Default: the values themselves."""
 
     @model_validator(mode="after")
@@ -81,12 +81,12 @@ class StudyConfig(Config):
     """
 
     title: str = ""
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
-    sizes: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    seeds: Annotated[Many[NonNegative], Field(min_length=1)] = (0, 1, 2, 3, 4)
+    sizes: Many[Positive] = ()
     """Constraint images a protected task: the columns of the tables. Default: one column, all images."""
     column: ColumnConfig | None = None
     """Other columns than sizes."""
-    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    grid: dict[str, Many[Any]] = Field(default_factory=dict)
     """Settings that every method chooses among."""
     round: dict[str, Any]
     """What all jobs share: a ROUND.toml without its method and seed."""
@@ -95,9 +95,9 @@ class StudyConfig(Config):
     after: str | None = None
     """Another study (a file, or a ready study's name) that runs first; jobs start from the model that it chose for the
     row and column of the same label."""
-    epoch: Annotated[int, Field(gt=0)] | None = None
+    epoch: Positive | None = None
     """Steps that the figures call an epoch. Default: they count steps."""
-    methods: Annotated[tuple[MethodEntry, ...], Field(min_length=1)]
+    methods: Annotated[Many[MethodEntry], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import reprlib
 import tomllib
+import types
 import typing
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic.fields import FieldInfo
 
+from holdfast.artifacts import read_regular
 from holdfast.errors import UserError, nearest
 
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MAX_TOML = 8 << 20  # bytes; a round has some hundred, a file of prompts some hundred thousand
+_DEEPEST = 32  # tables and arrays inside each other; a study has seven
+_MOST_SHOWN = 200  # characters of a faulty name or value
+
+LARGEST = 2**53  # whole numbers up to here have a float of their own
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Share = Annotated[int, Field(ge=1)] | Fraction  # a whole number from 1 is a count, a number from 0.0 to 1.0 a fraction
+Share = Positive | Fraction  # a whole number from 1 is a count, a number from 0.0 to 1.0 a fraction
 MovingAverage = Annotated[float, Field(gt=0, le=1)]
+Item = TypeVar("Item")
+# TOML and JSON have arrays and strings where a section has tuples and paths; their content is read as strictly as ever.
+Many = Annotated[tuple[Item, ...], Strict(False)]
+Two = Annotated[tuple[Item, Item], Strict(False)]
+FilePath = Annotated[Path, Strict(False)]
 
 
 class Config(BaseModel):
-    """Frozen, strict base of every section."""
+    """Frozen, strict base of every section: a number is no string and no bool, and it is finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 Section = TypeVar("Section", bound=Config)
@@ -32,13 +48,34 @@ Section = TypeVar("Section", bound=Config)
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse TOML; a missing or malformed file is a :class:`UserError`."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_regular(path, _MAX_TOML).decode("utf-8"))
+        _check_depth(values)
+        return values
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist", do="write one with `holdfast init`") from error
-    except (IsADirectoryError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", found=error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a TOML file", found=str(error)) from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML", found=str(error)) from error
+    except RecursionError as error:
+        raise UserError(f"{path} is not valid TOML", found="it is nested too deeply") from error
+    except ValueError as error:  # malformed, or a number or date that Python cannot hold
+        raise UserError(f"{path} is not valid TOML", found=str(error)[:_MOST_SHOWN]) from error
+
+
+def _check_depth(values: dict[str, Any]) -> None:
+    """Dotted keys nest without end and without the parser minding; whoever walks down later would."""
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise RecursionError
 
 
 def parse(model: type[Section], values: dict[str, Any], where: str) -> Section:
@@ -51,9 +88,12 @@ def parse(model: type[Section], values: dict[str, Any], where: str) -> Section:
 
 def _explain(model: type[Config], error: ValidationError, where: str) -> UserError:
     faults = error.errors()
-    # An unknown key explains other faults (a required key that was misspelt), so it comes first.
-    fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
-    section, location = _walk(model, [str(part) for part in fault["loc"]])
+    # An unknown key explains other faults (a required key that was misspelt), so it comes first. Where a value may be
+    # one of several kinds there is a fault for each: that of the kind it comes closest to says most.
+    above = faults[0]["loc"][:-1]
+    closest = max((one for one in faults if one["loc"][: len(above)] == above), key=lambda one: len(one["loc"]))
+    fault = next((one for one in faults if one["type"] == "extra_forbidden"), closest)
+    section, location = _walk(model, [_shortened(str(part)) for part in fault["loc"]])
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
         known = section.model_fields if section is not None else {}
@@ -61,25 +101,37 @@ def _explain(model: type[Config], error: ValidationError, where: str) -> UserErr
     if fault["type"] == "missing":
         return UserError(f"{where}: the key {key!r} is missing", do=_describe(section, location))
     message = fault["msg"].removeprefix("Value error, ")
-    found = "" if fault["type"] == "value_error" else repr(fault["input"])
+    found = "" if fault["type"] == "value_error" else _shortened(reprlib.repr(fault["input"]))
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return UserError(f"{where}: {key + ': ' if key else ''}{message}{more}", found=found)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _walk(model: type[Config], location: list[str]) -> tuple[type[Config] | None, list[str]]:
     """The section that a fault lies in, and its key path without the tags that pydantic adds for unions."""
     section: type[Config] | None = model
     path: list[str] = []
-    for place, name in enumerate(location):
-        last = place == len(location) - 1
-        if name.isdigit():
-            path.append(name)
-        elif section is not None and name in section.model_fields:
-            path.append(name)
-            section = section if last else _config_in(section.model_fields[name].annotation, location[place + 1])
-        elif last:
-            path.append(name)
+    rest = list(location)
+    while rest:
+        name = rest.pop(0)
+        path.append(name)
+        if section is None or name not in section.model_fields or not rest:
+            continue
+        annotation = section.model_fields[name].annotation
+        tag = rest.pop(0) if _kinds(annotation) > 1 else rest[0]
+        if rest:
+            section = _config_in(annotation, tag)
     return section, path
+
+
+def _kinds(annotation: Any) -> int:
+    """Of how many kinds a value may be; none at all is no kind."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return sum(one is not type(None) for one in typing.get_args(annotation))
+    return 1
 
 
 def _config_in(annotation: Any, tag: str) -> type[Config] | None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.config.base import Config, Fraction, Positive, Share
+from holdfast.config.base import Config, FilePath, Fraction, Many, Positive, Share
+
+
+def check_templates(templates: tuple[str, ...]) -> None:
+    """At least one sentence, each with one place for the class's words."""
+    if not templates:
+        raise ValueError("template is empty: give at least one sentence with the placeholder {}")
+    for template in templates:
+        if template.count("{}") != 1:
+            raise ValueError(f"the template {template!r} must contain the placeholder {{}} exactly once")
 
 
 class TaskConfig(Config):
@@ -15,11 +23,11 @@ class TaskConfig(Config):
 
     target: str
     """The weak class."""
-    protected: tuple[str, ...] | None = None
+    protected: Many[str] | None = None
     """Classes that must not lose accuracy. Default: every class of the data but the target and the ignored."""
-    ignored: tuple[str, ...] = ()
+    ignored: Many[str] = ()
     """Classes left alone: they take no part, neither in the softmax nor in the certificate."""
-    template: str | tuple[str, ...] = "a photo of a {}"
+    template: str | Many[str] = "a photo of a {}"
     """Sentence(s) that {} is replaced in by the class's words."""
     names: dict[str, str] = Field(default_factory=dict)
     """Class -> the words to use for it in a sentence. Default: the class's name with _ read as a space."""
@@ -36,9 +44,7 @@ class TaskConfig(Config):
             twice = sorted({name for name in values if values.count(name) > 1})
             if twice:
                 raise ValueError(f"{', '.join(twice)}: listed twice under {field}")
-        for template in self.templates:
-            if template.count("{}") != 1:
-                raise ValueError(f"the template {template!r} must contain the placeholder {{}} exactly once")
+        check_templates(self.templates)
         return self
 
     @property
@@ -54,15 +60,15 @@ class SourceConfig(Config):
     """folder: [split/]class/picture; csv: columns filepath,title[,label][,split] (tabs too); digits: embedded, no path;
     bdd100k, places365: the official layouts; parquet: image bytes as Hugging Face stores them; webdataset: tar shards;
     pack: a store written by `holdfast pack`."""
-    path: Path | None = None
+    path: FilePath | None = None
     """Folder or file, or a glob of them, relative to the TOML file. Not used by `digits`."""
     classes: dict[str, str] = Field(default_factory=dict)
     """Class of the source -> class of the round; renames and merges."""
-    splits: tuple[str, ...] | None = None
+    splits: Many[str] | None = None
     """Splits of the source to take, by the source's own names. Default: all of them."""
     attribute: Literal["weather", "scene", "timeofday"] = "weather"
     """bdd100k only: the attribute that is the class."""
-    pooled: tuple[str, ...] = ()
+    pooled: Many[str] = ()
     """bdd100k only: classes whose official train and validation images are pooled and split 40/30/30."""
 
     @model_validator(mode="after")
@@ -98,24 +104,32 @@ class RolesConfig(Config):
 class DataConfig(Config):
     """[data]: where examples come from and what they serve as."""
 
-    source: SourceConfig | tuple[SourceConfig, ...]
+    source: SourceConfig | Many[SourceConfig]
     """The labelled images of all classes."""
-    pairs: tuple[SourceConfig, ...] = ()
+    pairs: Many[SourceConfig] = ()
     """Further image-text pairs of the target (captions; no label needed)."""
-    negatives: SourceConfig | tuple[SourceConfig, ...] | None = None
+    negatives: SourceConfig | Many[SourceConfig] | None = None
     """Pairs (or plain pictures) to contrast with. Default: the protected classes with their prompts."""
     roles: RolesConfig = RolesConfig()
     constraint_images: Positive | None = None
     """Constraint images a protected task, drawn by seed. Default: all there are."""
     target_images: Positive | None = None
     """Target images of the labelled source, drawn by seed. Default: all there are."""
-    prompts: Path | None = None
+    prompts: FilePath | None = None
     """File with the sentences of each class (JSON or TOML: class = "sentence" or ["…", "…"]); it wins over [task]."""
     leaks: Literal["refuse", "drop", "allow"] = "refuse"
     """Near copies of sealed images among the training images: an error that names them, or left out of training (also
     near copies of dev and test images), or not looked for. Exact copies are always left out."""
     bad_image_limit: Fraction = 0.01
     """Share of unreadable pictures that is skipped (counted and named) before it becomes an error."""
+
+    @model_validator(mode="after")
+    def _has_sources(self) -> Self:
+        if self.source == ():
+            raise ValueError("source is empty: name at least one source of labelled images")
+        if self.negatives == ():
+            raise ValueError("negatives is empty: name a source of them, or leave the key out")
+        return self
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.config.base import Config, MovingAverage, NonNegativeFloat, Positive, PositiveFloat
-from holdfast.config.data import DataConfig, TaskConfig
+from holdfast.config.base import (
+    LARGEST,
+    Config,
+    FilePath,
+    Many,
+    MovingAverage,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Two,
+)
+from holdfast.config.data import DataConfig, TaskConfig, check_templates
 from holdfast.config.methods import HoldfastConfig, MethodConfig
 
 
 class ModelConfig(Config):
     """[model]: the old model, and what may be added to it."""
 
-    start: Path | None = None
+    start: FilePath | None = None
     """A holdfast model folder (of `holdfast tune`, or of an earlier round). Excludes architecture and weights."""
     architecture: str | None = None
     """An OpenCLIP architecture such as ViT-B-16, or `tiny`, which is built offline."""
     weights: str | None = None
     """An OpenCLIP tag such as `openai`, or a file (safetensors, or a torch file that loads with weights_only)."""
-    head_rank: Annotated[int, Field(ge=0)] = 32
-    """Rank r of the task-dependent heads; 0 for none."""
+    head_rank: NonNegative = 32
+    """Rank r of the task-dependent heads, at most the width of either tower's features; 0 for none."""
     class_temperature: PositiveFloat | None = None
     """tau_0, of the softmax over class prompts. Default: that of the model folder, or 0.05."""
     freeze: Literal["nothing", "image", "text", "towers"] = "nothing"
@@ -41,7 +51,7 @@ class TrainConfig(Config):
     """[train]: the one loop."""
 
     steps: Positive = 2000
-    batch: Annotated[int, Field(ge=2)] = 256
+    batch: Annotated[int, Field(ge=2, le=LARGEST)] = 256
     """Image-text pairs a step, over all ranks: target pairs and negatives together."""
     target_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of target pairs in a batch."""
@@ -59,7 +69,7 @@ class TrainConfig(Config):
     """theta of the plain form."""
     weight_decay: NonNegativeFloat = 0.1
     schedule: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: NonNegative = 0
     clip_norm: PositiveFloat | None = None
     """Gradients are scaled down to this norm. Default: never."""
     precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
@@ -80,7 +90,7 @@ class TrainConfig(Config):
     Changes no result; a run may be resumed with and without it. One rank has nothing to share out."""
     augment: bool = True
     """Random views of target pairs and negatives."""
-    crop_scale: tuple[float, float] = (0.7, 1.0)
+    crop_scale: Two[float] = (0.7, 1.0)
     """Least and greatest share of the picture's area in a random view."""
     flip: bool = False
     """Random views may be mirrored. Off by default: digits, letters and lane markings have a handedness."""
@@ -127,19 +137,19 @@ class CertifyConfig(Config):
     """Claim also that the target improved."""
     look: bool = True
     """Look at the sealed images when the round ends. `false` leaves that to `holdfast certify RUN`."""
-    ledger: Path | None = None
+    ledger: FilePath | None = None
     """Folder of the ledger of sealed sets. Default: $HOLDFAST_LEDGER, or the user's own."""
-    first: Path | None = None
+    first: FilePath | None = None
     """A further model folder to certify against, with the same margins: a project's first model, so that what rounds
     lose does not add up."""
-    walk_back: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    walk_back: Many[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """lambda: candidates on the way from the old weights to the new ones. At 0 only the target's logit is new, by
     `fit_target`; without that it is left out."""
     fit_target: bool = True
     """Fit the target's logit anew in every candidate, and nothing else: what the model says among protected classes
     stays as it is. It moves one direction of the image tower's last layer, or the target's head where that tower is
     frozen."""
-    hold_back: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    hold_back: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """By how much the target's logit is lowered: each lambda gives a candidate for each of these, and those that name
     the target less readily take fewer images away from protected classes."""
     bolder: bool = False
@@ -169,7 +179,7 @@ class CertifyConfig(Config):
 class RoundConfig(Config):
     """A ROUND.toml: one round of development, from data to verdict."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: NonNegative = 0
     task: TaskConfig
     data: DataConfig
     model: ModelConfig
@@ -198,10 +208,10 @@ class RoundConfig(Config):
 class TuneConfig(Config):
     """A TUNE.toml: make a base model on a labelled source, as the paper makes its own."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
-    classes: tuple[str, ...] | None = None
+    seed: NonNegative = 0
+    classes: Many[str] | None = None
     """Classes to tune on. Default: all of the data."""
-    template: str | tuple[str, ...] = "a photo of a {}"
+    template: str | Many[str] = "a photo of a {}"
     names: dict[str, str] = Field(default_factory=dict)
     at_most: dict[str, Positive] = Field(default_factory=dict)
     """Class -> how many of its images to tune on: a base model that hardly knows a rare class."""
@@ -213,3 +223,12 @@ class TuneConfig(Config):
     model: ModelConfig
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_templates((self.template,) if isinstance(self.template, str) else self.template)
+        names = self.classes or ()
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: listed twice under classes")
+        return self

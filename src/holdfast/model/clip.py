@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -336,7 +337,7 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
     config = architecture_config(architecture)
     preprocess: dict[str, Any] = {}
     path: Path | None = None
-    if weights is not None and Path(weights).is_file():
+    if weights is not None and os.path.isfile(weights):
         path = Path(weights)
     elif weights is not None:
         path, preprocess = _fetch(architecture, str(weights), config)
@@ -345,9 +346,7 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
         try:
             model = _create(config)
         except Exception as error:
-            raise UserError(
-                f"{architecture} could not be built", found=str(error).splitlines()[0] if str(error) else repr(error)
-            ) from error
+            raise UserError(f"{architecture} could not be built", found=_line(error)) from error
     if path is not None:
         _load_file(model, path, architecture)
     return OpenClipTowers(architecture, config, _preprocess(model, preprocess), model)
@@ -391,7 +390,7 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
     unreadable = (SafetensorError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, OSError, UnicodeDecodeError)
     try:
         with _quiet():
-            state = load_state_dict(str(path), weights_only=True)
+            state = cast("dict[str, Any]", load_state_dict(str(path), weights_only=True))
     except (*unreadable, RuntimeError, ValueError, KeyError, StopIteration, AttributeError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read as weights",
@@ -399,6 +398,7 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
             found=(str(error).splitlines() or [type(error).__name__])[0],
             do="the file is truncated, or no checkpoint: fetch it again",
         ) from error
+    _check_positions(model, state, path, architecture)
     del state
     try:
         with _quiet():
@@ -413,6 +413,23 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
             found=" ".join(lines[1:2]) or repr(error),
             do="name the architecture that the checkpoint was made with",
         ) from error
+
+
+def _check_positions(model: Any, state: dict[str, Any], path: Path, architecture: str) -> None:
+    """Positions of texts are not stretched to another length, as OpenCLIP would: every feature would be another."""
+    own = getattr(getattr(model, "text", model), "positional_embedding", None)
+    given = state.get("positional_embedding", state.get("text.positional_embedding"))
+    if isinstance(own, Tensor) and isinstance(given, Tensor) and given.shape != own.shape:
+        raise UserError(
+            f"{path} holds the positions of another text tower",
+            expected=f"positions of {' x '.join(map(str, own.shape))}, as {architecture} has them",
+            found=" x ".join(map(str, given.shape)) or "a single number",
+            do="name the architecture that the checkpoint was made with",
+        )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [repr(error)])[0][:200]
 
 
 def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
@@ -432,6 +449,9 @@ def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
 
 def _build_openclip(spec: dict[str, Any], assets: dict[str, bytes]) -> TwoTowers:
     del assets
+    context = spec["config"]["text_cfg"].get("context_length", 77)
+    if not isinstance(spec["architecture"], str) or type(context) is not int or context < 1:
+        raise ValueError(f"texts of {context!r} tokens for {spec['architecture']!r}")
     with torch.random.fork_rng(devices=[]), _quiet():
         return OpenClipTowers(spec["architecture"], spec["config"], Preprocess.from_json(spec["preprocess"]))
 
@@ -444,7 +464,15 @@ TOWERS: dict[str, Callable[[dict[str, Any], dict[str, bytes]], TwoTowers]] = {
 
 def build_towers(spec: dict[str, Any], assets: dict[str, bytes] | None = None) -> TwoTowers:
     """Rebuild towers from :meth:`TwoTowers.spec`; their weights are loaded afterwards."""
-    kind = spec.get("kind", "")
+    kind = str(spec.get("kind", ""))
     if kind not in TOWERS:
-        raise UserError(f"unknown kind of towers {kind!r}", do=nearest(str(kind), TOWERS))
-    return TOWERS[kind](spec, assets or {})
+        raise UserError(f"unknown kind of towers {kind!r}", do=nearest(kind, TOWERS))
+    try:
+        return TOWERS[kind](spec, assets or {})
+    except HoldfastError:
+        raise
+    except Exception as error:  # whatever a library makes of a description that is not one
+        raise UserError(
+            f"towers of kind {kind!r} cannot be built from their description",
+            found=f"{type(error).__name__}: {_line(error)}",
+        ) from error

@@ -20,11 +20,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.artifacts import fingerprint_bytes, fingerprint_json, read_json, write_json
+from holdfast.artifacts import fingerprint_bytes, fingerprint_json, read_json, read_regular, write_json
 from holdfast.errors import FaultError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.clip import OpenClipTowers, build_towers, load_towers
+from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads
+from holdfast.model.towers import TwoTowers
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -32,7 +34,7 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 
 def is_model_folder(path: str | Path) -> bool:
     """Whether a path is a model folder."""
-    return (Path(path) / DESCRIPTION).is_file()
+    return os.path.isfile(Path(path) / DESCRIPTION)
 
 
 def model_folder(path: Path) -> Path:
@@ -74,6 +76,7 @@ def load_model(folder: Path) -> Classifier:
     """Read a model folder back to identical logits; a truncated or changed file is a clear error."""
     record, state, assets = _read(folder)
     towers = build_towers(record["towers"], assets)
+    _check_heads(folder, record["heads"], towers, state)
     heads = TaskHeads.from_spec(towers.embed_dim, towers.text_width, record["heads"])
     classifier = Classifier(towers, record["classes"], record["prompts"], record["class_temperature"], heads)
     if record["linear"]:
@@ -101,6 +104,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = read_json(folder / DESCRIPTION)
     if not isinstance(record, dict) or record.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UserError(f"{folder / DESCRIPTION} has a format that this version does not read", expected=str(FORMAT))
+    check_description(record, folder / DESCRIPTION)
     return record
 
 
@@ -230,6 +234,23 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
     }
 
 
+def _check_heads(
+    folder: Path, heads: Sequence[Mapping[str, Any]], towers: TwoTowers, state: Mapping[str, Tensor]
+) -> None:
+    """The heads' weights have the shapes that the description says; known before room is made for them."""
+    for place, head in enumerate(heads):
+        for name, width in (("U", towers.embed_dim), ("V", towers.text_width)):
+            expected, found = [len(head["classes"]), width, head["rank"]], state.get(f"heads._rounds.{place}.{name}")
+            if found is None or list(found.shape) != expected:
+                raise UserError(
+                    f"{folder}: the heads of round {place + 1} are not those of the description",
+                    expected=f"{name} of {' x '.join(map(str, expected))}",
+                    found="none" if found is None else " x ".join(map(str, found.shape)),
+                    do="copy the model folder again from where it was made",
+                )
+
+
+_MAX_ASSET = 1 << 28  # bytes; a tokenizer's file has some hundred thousand
 _DESCRIBED = ("format", "classes", "prompts", "class_temperature", "linear", "heads", "towers")
 
 
@@ -277,7 +298,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, by
             # A tensor mapped from the file may start anywhere, and matrix products depend in their last bits on where
             # memory starts; a copy starts where PyTorch's own tensors do.
             state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
-        assets = {name: (folder / name).read_bytes() for name in record["assets"]}
+        assets = {name: read_regular(folder / name, _MAX_ASSET) for name in record.get("assets", ())}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder} cannot be read", found=str(error), do="copy the model folder again") from error
     described = {name: record.get(name) for name in _DESCRIBED}

@@ -76,6 +76,13 @@ class TaskHeads(nn.Module):
 
     def begin_round(self, classes: Sequence[str], rank: int, seed: int) -> HeadRound:
         """Freeze what is there and append a factor with U = 0 for every class."""
+        most = min(self.embed_dim, self.text_width)
+        if rank > most:
+            raise UserError(
+                f"the rank {rank:,} of the task heads is larger than their matrices allow",
+                expected=f"at most {most}: W is {self.text_width} x {self.embed_dim}",
+                do=f"set [model] head_rank to {most} or less",
+            )
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         added = HeadRound(classes, self.embed_dim, self.text_width, rank)

@@ -51,6 +51,11 @@ class PartTowers(TwoTowers):
 
     def __init__(self, tokenizer: bytes, *, image_size: int, embed_dim: int, hidden: int, bert: dict[str, Any]) -> None:
         super().__init__()
+        positions = int(bert["max_position_embeddings"])
+        if positions < _CONTEXT:
+            raise UserError(
+                "the sentence encoder is too short", expected=f"at least {_CONTEXT} positions", found=str(positions)
+            )
         # The published weights expect (pixel - 127) / 128.
         mean, std = 127 / 255, 128 / 255
         self.preprocess = Preprocess(image_size, (mean, mean, mean), (std, std, std), "bicubic")

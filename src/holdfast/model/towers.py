@@ -6,6 +6,7 @@ OpenCLIP is one adapter (:mod:`holdfast.model.clip`); a tower put together from 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from holdfast.data.images import INTERPOLATIONS
 from holdfast.data.rows import TextRows
 from holdfast.data.views import look
 from holdfast.errors import UserError
+
+_LARGEST_SIDE = 16384  # pixels
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,19 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Preprocess:
-        """The inverse of :meth:`to_json`."""
-        return cls(value["size"], tuple(value["mean"]), tuple(value["std"]), value["interpolation"])
+        """The inverse of :meth:`to_json`; values that describe no view are refused."""
+        size, interpolation = value["size"], value["interpolation"]
+        mean, std = tuple(value["mean"]), tuple(value["std"])
+        sane = len(mean) == len(std) == 3 and all(math.isfinite(one) for one in (*mean, *std)) and min(std) > 0
+        if type(size) is not int or not 0 < size <= _LARGEST_SIDE or not sane:
+            raise UserError(
+                "the model's preprocessing makes no picture",
+                expected="a size in pixels, and mean and std (above 0) of three channels",
+                found=f"size {size!r}, mean {mean}, std {std}"[:200],
+            )
+        if interpolation not in INTERPOLATIONS:
+            raise UserError(f"unknown interpolation {str(interpolation)[:50]!r}", expected=", ".join(INTERPOLATIONS))
+        return cls(size, mean, std, interpolation)
 
 
 class TwoTowers(nn.Module, ABC):
