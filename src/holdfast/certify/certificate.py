@@ -15,7 +15,9 @@ from typing import Any
 from holdfast._version import __version__
 from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
 from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate, pool
+from holdfast.certify.paired import LARGEST_LEVEL, SMALLEST_LEVEL, usable
 from holdfast.certify.report import report
+from holdfast.certify.shape import check_lemma, check_shape
 from holdfast.certify.tables import Paired, read_joined, read_paired
 from holdfast.errors import FaultError, UserError, nearest
 
@@ -34,6 +36,15 @@ class Settings:
     labels: list[str] = field(default_factory=list[str])
     level: float | None = None  # under a ledger: the level of the look, in place of 1 - confidence
 
+    def __post_init__(self) -> None:
+        check_confidence(self.confidence)
+        if self.level is not None and not usable(self.level):
+            raise UserError(
+                f"a level of {self.level:.3g} is not usable",
+                expected=f"from {SMALLEST_LEVEL:g}, the finest that the exact test resolves, to {LARGEST_LEVEL:g}",
+                do="ask for less confidence, or for fewer looks at the same images",
+            )
+
     @property
     def delta(self) -> float:
         """Level of the test."""
@@ -47,11 +58,12 @@ class Settings:
 
 
 def check_confidence(confidence: float) -> float:
-    """A confidence strictly between 0 and 1."""
-    if not 0.0 < confidence < 1.0:
+    """A confidence that a test can be made at."""
+    if not usable(delta_of(confidence)):
         raise UserError(
-            f"the confidence {confidence:g} is not usable",
-            expected="a number between 0 and 1, such as 0.95",
+            f"the confidence {confidence:.15g} is not usable",
+            expected=f"a number such as 0.95, from {1 - LARGEST_LEVEL:g} to {1 - SMALLEST_LEVEL:.15g}: the exact test "
+            f"resolves no level below {SMALLEST_LEVEL:g}",
             do="write 95 % as 0.95",
         )
     return confidence
@@ -90,9 +102,12 @@ def margins_for(tasks: Sequence[str], default: float | None, single: Mapping[str
 def select(paired: Paired, settings: Settings) -> tuple[list[Counts], Counts | None]:
     """Counts of the protected tasks, groups pooled, and of the target."""
     counts = paired.counts()
-    target = counts.pop(settings.target) if settings.target else None
     members = [member for group in settings.groups.values() for member in group]
-    named = {*settings.margins, *members} - set(settings.groups)
+    named = (set(settings.margins) - set(settings.groups)) | set(members)
+    for name in [*sorted(named), *([settings.target] if settings.target else [])]:
+        if name not in counts:
+            raise UserError(f"the task {name!r} has no images in the predictions", found=nearest(name, counts))
+    target = counts.pop(settings.target) if settings.target else None
     return pool([counts[name] for name in sorted(named)], settings.groups), target
 
 
@@ -158,18 +173,23 @@ OLD_PREDICTIONS, NEW_PREDICTIONS = "predictions of the old model", "predictions 
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
-    """A certificate whose own fingerprint holds."""
+    """A certificate whose own fingerprint holds, and that says all that a certificate says."""
     certificate = read_json(path)
     if not isinstance(certificate, dict) or certificate.get("format") != FORMAT:
         raise UserError(f"{path} is not a certificate", expected=f"a file of format {FORMAT}")
     body = {name: value for name, value in certificate.items() if name != "fingerprint"}
-    if fingerprint_json(body) != certificate.get("fingerprint"):
+    try:
+        found = fingerprint_json(body)
+    except (ValueError, RecursionError) as error:  # not finite, no text, or nested too deeply
+        raise UserError(f"{path} is not a certificate", found=str(error).splitlines()[0][:200]) from error
+    if found != certificate.get("fingerprint"):
         raise FaultError(
             f"the certificate {path} was changed after it was written",
-            expected=str(certificate.get("fingerprint")),
-            found=fingerprint_json(body),
+            expected=str(certificate.get("fingerprint"))[:200],
+            found=found,
             do="ask for the original file",
         )
+    check_shape(certificate, path)
     return certificate
 
 
@@ -183,7 +203,7 @@ def verify_certificate(path: Path) -> dict[str, Any]:
     folder = path.resolve().parent
     files = {name: folder / one["path"] for name, one in certificate["files"].items()}
     for name, one in files.items():
-        if not one.exists():
+        if not os.path.exists(one):
             raise UserError(
                 f"the certificate rests on {one}, which does not exist",
                 expected=f"the {name}, at that place beside the certificate",
@@ -197,6 +217,7 @@ def verify_certificate(path: Path) -> dict[str, Any]:
     if paired is None:
         return certificate
     told = certificate["report"]
+    check_lemma(told, path)
     again = report(
         run_test(paired, settings),
         confidence=settings.confidence,
@@ -233,5 +254,5 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
     if isinstance(one, float | int) and isinstance(other, float | int):
-        return abs(one - other) <= 1e-6
+        return one == other or (abs(one) < 1e300 and abs(one - other) <= 1e-6)
     return one == other

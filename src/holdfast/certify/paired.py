@@ -12,7 +12,30 @@ from collections.abc import Sequence
 from holdfast.certify.line import at_most, supremum
 from holdfast.certify.region import Region, statistic
 
-__all__ = ["GRID", "check_counts", "impossible", "lower_bounds", "p_value", "p_value_regressed", "passes", "statistic"]
+__all__ = [
+    "GRID",
+    "LARGEST_LEVEL",
+    "SMALLEST_LEVEL",
+    "check_counts",
+    "impossible",
+    "lower_bounds",
+    "p_value",
+    "p_value_regressed",
+    "passes",
+    "statistic",
+    "usable",
+]
+
+
+# A p-value is a bound that is never below 4.1e-10 (four times `line.SLACK`): levels near that are out of reach whatever
+# the images say. At this level the bound costs 4 % of it.
+SMALLEST_LEVEL = 1e-8
+LARGEST_LEVEL = 0.5  # a claim that is as likely false as true is none
+
+
+def usable(level: float) -> bool:
+    """Whether the exact test can decide anything at a level."""
+    return SMALLEST_LEVEL <= level <= LARGEST_LEVEL
 
 
 def _steps(*pieces: tuple[int, int, int]) -> list[int]:

@@ -117,10 +117,11 @@ def formula_images(margin: float, truth: Truth, level: float, power: float) -> i
     null = max(2.0 * q - margin - margin * margin, margin * (1.0 - margin))
     alternative = max(d - delta * delta, 0.0)
     spread = (-float(ndtri(level)) + 0.02) * math.sqrt(null) + float(ndtri(power)) * math.sqrt(alternative)
-    n = spread * abs(spread) / (margin + delta) ** 2
+    square = (margin + delta) ** 2
+    n = spread * abs(spread) / square if square > 0.0 else math.inf
     if delta == 0.0:
         n = max(n, math.log(level) / math.log1p(-margin))
-    return max(1, math.ceil(n))
+    return max(1, math.ceil(min(n, 1e18)))  # beyond what anybody has, and a whole number still
 
 
 def _check_reachable(margin: float, truth: Truth) -> None:

@@ -7,14 +7,33 @@ from typing import Any
 
 from holdfast.certify.certificate import check_margin
 from holdfast.certify.claims import delta_of
-from holdfast.certify.planner import Truth, best_margin, images_needed, per_task_power
+from holdfast.certify.paired import SMALLEST_LEVEL, usable
+from holdfast.certify.planner import LEFT_OUT, MOST_IMAGES, Truth, best_margin, images_needed, per_task_power
 from holdfast.errors import UserError, nearest
+
+LARGEST_POWER = 1.0 - 1e-6  # of one task
 
 
 def check_share(name: str, value: float, *, ends: bool = False) -> None:
     """A number in (0, 1), or in [0, 1] with ``ends``."""
     if not (0.0 < value < 1.0 or (ends and value in (0.0, 1.0))):
         raise UserError(f"the {name} {value:g} is not usable", expected="a number between 0 and 1")
+
+
+def _check_numbers(number: int, power: float, difference: float, images: int | None) -> None:
+    """What the search over exact powers can deal with."""
+    if not abs(difference) <= 1.0:
+        raise UserError(f"the difference {difference:g} is not usable", expected="a change of accuracy in [-1, 1]")
+    if number > MOST_IMAGES:
+        raise UserError(f"{number:,} tasks", expected=f"at most {MOST_IMAGES:,}")
+    if images is not None and images > MOST_IMAGES:
+        raise UserError(f"{images:,} images a task", expected=f"at most {MOST_IMAGES:,}")
+    if per_task_power(power, number) > LARGEST_POWER:
+        raise UserError(
+            f"a chance of {power:.10g} that {number:,} tasks pass is not usable",
+            expected=f"at most {LARGEST_POWER:g} for each task: power is known to {LEFT_OUT:g}",
+            do="plan for a smaller --power",
+        )
 
 
 def plan_report(
@@ -33,6 +52,7 @@ def plan_report(
 
     ``flips`` is the discordance of each kind of task, ``number`` how many tasks must pass together with ``power``.
     """
+    _check_numbers(number, power, difference, images)
     unknown = [name for name in single if name not in flips]
     if unknown:
         raise UserError(
@@ -42,6 +62,12 @@ def plan_report(
     if images is None and None in margins.values():
         raise UserError("nothing to plan", do="give --margin 0.02, or --images 300 for the best margin they allow")
     level = delta_of(confidence) / (number if simultaneous else 1)
+    if not usable(level):
+        raise UserError(
+            f"bounds side by side for {number:,} tasks need a level of {level:.3g} each",
+            expected=f"at least {SMALLEST_LEVEL:g}, the finest that the exact test resolves",
+            do="plan for less --confidence, or for fewer tasks",
+        )
     each = per_task_power(power, number)
     by_task = [_task(name, flip, margins[name], difference, images, level, each) for name, flip in flips.items()]
     return {
@@ -74,7 +100,14 @@ def _task(
                 expected="margin + difference above 0",
                 do="accept a margin, or plan for a gain with --difference",
             )
-        one["per_task"] = images_needed(margin, truth, level, power)
+        try:
+            one["per_task"] = images_needed(margin, truth, level, power)
+        except OverflowError as error:
+            raise UserError(
+                f"a margin of {margin:g} takes more than {MOST_IMAGES:,} images ({name})",
+                expected="a plan that somebody can carry out",
+                do="accept a larger margin, or plan for a larger --difference",
+            ) from error
     if images is not None:
         one |= {"images": images, "best_margin": best_margin(images, truth, level, power)}
     return one

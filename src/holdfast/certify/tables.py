@@ -6,6 +6,7 @@ One file with ``task,label,old,new`` (and, optionally, ``example_id``), or two f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from holdfast.errors import UserError, nearest
 BoolArray = NDArray[np.bool_]
 PAIRED_COLUMNS = ("task", "label", "old", "new")
 SINGLE_COLUMNS = ("example_id", "task", "label", "prediction")
+_LONGEST_HEADER = 1 << 20  # bytes of the line of column names
+_NO_NAMES = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 MISSING = ["", "nan", "null", "na", "n/a", "<na>"]
 
 
@@ -93,20 +96,24 @@ class Paired:
 
 def read_table(path: Path) -> pa.Table:
     """A CSV or Parquet file as it stands."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist", do="check the path")
     try:
+        if not os.path.exists(path):
+            raise UserError(f"{path} does not exist", do="check the path")
+        if not os.path.isfile(path):  # a pipe would wait for ever, and a device never end
+            raise UserError(f"{path} is no file", expected="a CSV or Parquet file")
         if path.suffix.lower() in (".parquet", ".pq"):
             return pq.read_table(path)
         with path.open("rb") as file:
-            names = file.readline().decode("utf-8-sig").strip()
+            names = file.readline(_LONGEST_HEADER).decode("utf-8-sig").strip()
         separator = "\t" if "\t" in names else ";" if ";" in names and "," not in names else ","
         columns = [name.strip().strip('"') for name in names.split(separator)]
         types = pa_csv.ConvertOptions(column_types={name: pa.string() for name in columns}, strings_can_be_null=False)
         return pa_csv.read_csv(path, parse_options=pa_csv.ParseOptions(delimiter=separator), convert_options=types)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise UserError(
-            f"{path} cannot be read", expected="CSV with a line of column names, or Parquet", found=str(error)
+            f"{path} cannot be read",
+            expected="CSV with a line of column names, or Parquet",
+            found=(str(error).splitlines() or [repr(error)])[0][:300],
         ) from error
 
 
@@ -114,13 +121,18 @@ def _column(table: pa.Table, name: str, path: Path) -> Column:
     """A column as names; NaN, empty and null cells are refused."""
     column = table[name]
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+    if any(test(kind) for test in _NO_NAMES):
         raise UserError(f"column {name} of {path} holds {kind}", expected="names or numbers")
-    encoded = column.combine_chunks()
-    if not isinstance(encoded, pa.DictionaryArray):
-        encoded = encoded.dictionary_encode()
-    codes = _codes(encoded.indices)
-    values = ["nan" if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
+    try:
+        encoded = column.combine_chunks()
+        if not isinstance(encoded, pa.DictionaryArray):
+            encoded = encoded.dictionary_encode()
+        codes = _codes(encoded.indices)
+        values = ["nan" if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise UserError(
+            f"column {name} of {path} cannot be read", found=(str(error).splitlines() or [""])[0][:300]
+        ) from error
     empty = np.array([value.strip().lower() in MISSING for value in values] + [True])  # -1, null, is the last
     holes = np.flatnonzero(empty[codes])
     if len(holes):
@@ -157,6 +169,9 @@ def _columns(table: pa.Table, wanted: Sequence[str], path: Path) -> dict[str, Co
             found=",".join(table.column_names) or "no columns",
             do=f"rename or add them; {nearest(missing[0], names)}",
         )
+    several = [name for name in wanted if [one.strip() for one in table.column_names].count(name) > 1]
+    if several:
+        raise UserError(f"{path} has several columns {several[0]}", expected="each column once")
     if len(table) == 0:
         raise UserError(f"{path} has no rows", expected="one row an image")
     return {name: _column(table, names[name], path) for name in wanted}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,9 @@ def certify(
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Rows arrive one by one: e-processes, to be looked at any time.")
     ] = False,
-    lemma_constant: Annotated[float, typer.Option(min=0.0, help="C of the paper's Lemma 1, shown beside.")] = 0.0,
+    lemma_constant: Annotated[
+        float, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside.")
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
     old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     new_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
@@ -73,6 +76,8 @@ def certify(
     from holdfast.cli.verdicts import print_json, print_report
 
     confidence = check_confidence(0.95 if confidence is None else confidence)
+    if not math.isfinite(lemma_constant):
+        raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
     files = _files(predictions or [], old, new)
     names = _names(labels)
     paired = read_evidence(files, names)
@@ -277,17 +282,12 @@ def _settings(
     if claim not in list(Claim):
         raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
     there = paired.tasks()
-    groups = {name: _names(members) for name, _, members in (one.partition("=") for one in pools)}
+    groups = _groups(pools, there)
     asked = [*tasks, *([target] if target else []), *(member for members in groups.values() for member in members)]
     for name in asked:
         if name not in there:
             raise UserError(f"the task {name!r} has no images here", found=nearest(name, there))
     members = [member for group in groups.values() for member in group]
-    for name, group in groups.items():
-        if not group or not name or (name in there and name not in group):
-            raise UserError(
-                f"--pool {name}={','.join(group)} is not a group", expected="NAME=TASK,TASK with a new name"
-            )
     if len(set(members)) != len(members) or target in members or target in tasks:
         raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
     protected = sorted({*(tasks or there), *members} - {target})
@@ -296,3 +296,16 @@ def _settings(
         raise UserError("no protected task is left", found=f"only the target {target!r} has images")
     default, own = _margins(margin)
     return Settings(margins_for([*single, *groups], default, own), confidence, Claim(claim), target, groups, labels)
+
+
+def _groups(pools: Sequence[str], tasks: Sequence[str]) -> dict[str, list[str]]:
+    """Pooled groups of tasks, by name; a name stands for one thing only."""
+    groups: dict[str, list[str]] = {}
+    for one in pools:
+        name, _, members = one.partition("=")
+        group = _names(members)
+        if not name or not group or name in tasks or name in groups:
+            found = "a task has that name" if name in tasks else "two groups have that name" if name in groups else ""
+            raise UserError(f"--pool {one} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
+        groups[name] = group
+    return groups
