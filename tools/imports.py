@@ -10,7 +10,16 @@ import sys
 from pathlib import Path
 
 ROOMS = ("data", "model", "objective", "methods", "train", "evaluate", "certify", "rounds", "compare", "report", "cli")
-BELOW = ("_version", "errors", "artifacts", "chained", "locks", "config", "runtime")  # every room may use these
+BELOW = (
+    "_version",
+    "errors",
+    "shape",
+    "artifacts",
+    "chained",
+    "locks",
+    "config",
+    "runtime",
+)  # every room may use these
 # Tables of predictions in, verdicts out: these rooms work on any machine, from any framework.
 NO_TORCH = ("certify", "report")
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"

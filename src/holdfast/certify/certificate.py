@@ -17,7 +17,7 @@ from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, wr
 from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate, pool
 from holdfast.certify.paired import LARGEST_LEVEL, SMALLEST_LEVEL, usable
 from holdfast.certify.report import report
-from holdfast.certify.shape import check_lemma, check_shape
+from holdfast.certify.shape import check_certificate, check_lemma
 from holdfast.certify.tables import Paired, read_joined, read_paired
 from holdfast.errors import FaultError, UserError, nearest
 
@@ -59,13 +59,7 @@ class Settings:
 
 def check_confidence(confidence: float) -> float:
     """A confidence that a test can be made at."""
-    if not usable(delta_of(confidence)):
-        raise UserError(
-            f"the confidence {confidence:.15g} is not usable",
-            expected=f"a number such as 0.95, from {1 - LARGEST_LEVEL:g} to {1 - SMALLEST_LEVEL:.15g}: the exact test "
-            f"resolves no level below {SMALLEST_LEVEL:g}",
-            do="write 95 % as 0.95",
-        )
+    delta_of(confidence)
     return confidence
 
 
@@ -189,7 +183,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
             found=found,
             do="ask for the original file",
         )
-    check_shape(certificate, path)
+    check_certificate(certificate, path)
     return certificate
 
 

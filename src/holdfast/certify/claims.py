@@ -21,7 +21,8 @@ from multiprocessing import get_context
 from typing import Any
 
 from holdfast.certify.corrections import bonferroni, holm, hommel
-from holdfast.certify.paired import lower_bounds, p_value, p_value_regressed
+from holdfast.certify.paired import LARGEST_LEVEL, SMALLEST_LEVEL, lower_bounds, p_value, p_value_regressed, usable
+from holdfast.errors import UserError
 
 PROMISE = (
     "P(the shipped model is not w_old and some Δ_k <= -ε_k) <= δ, over the draw of the sealed images, given everything "
@@ -163,8 +164,16 @@ class Result:
 
 
 def delta_of(confidence: float) -> float:
-    """δ = 1 - confidence, without the last digits of binary arithmetic (1 - 0.95 is 0.05)."""
-    return round(1.0 - confidence, 12)
+    """δ = 1 - confidence, without the last digits of binary arithmetic (1 - 0.95 is 0.05); one that a test can have."""
+    delta = round(1.0 - confidence, 12)
+    if not usable(delta):
+        raise UserError(
+            f"the confidence {confidence:.15g} is not usable",
+            expected=f"a number such as 0.95, from {1 - LARGEST_LEVEL:g} to {1 - SMALLEST_LEVEL:.15g}: the exact test "
+            f"resolves no level below {SMALLEST_LEVEL:g}",
+            do="write 95 % as 0.95",
+        )
+    return delta
 
 
 def evaluate(

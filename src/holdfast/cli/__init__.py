@@ -84,6 +84,13 @@ def main() -> None:
     except HoldfastError as error:
         console.print(Text("error: ", style="bold red") + Text(error.text()), soft_wrap=True)
         sys.exit(int(error.exit_code))
+    except OSError as error:  # a name too long, a folder that may not be read: nobody's fault but the path's
+        if error.filename is None:
+            raise
+        named = str(error.filename)
+        sentence = f"{named if len(named) <= 300 else named[:300] + '…'} cannot be used: {error.strerror}"
+        console.print(Text("error: ", style="bold red") + Text(sentence), soft_wrap=True)
+        sys.exit(int(Exit.USER))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(int(Exit.INTERRUPTED))
     except Exception as error:

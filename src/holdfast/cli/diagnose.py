@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.errors import UserError
+
 if TYPE_CHECKING:
     from holdfast.evaluate.diagnostics import Diagnosis
 
@@ -37,6 +39,10 @@ def diagnose(
     from holdfast.artifacts import write_json
     from holdfast.rounds.diagnose import diagnose_run
 
+    if beta is not None and not beta <= 1e30:
+        raise UserError(f"--beta {beta} is not usable", expected="a penalty from 0 to 1e30")
+    if not memory <= 1e6:
+        raise UserError(f"--memory {memory} is not usable", expected="GiB, from 0.01 to a million")
     found = diagnose_run(run, at=at.value, images=images, beta=beta, memory_bytes=int(memory * 2**30))
     write_json(run / f"diagnosis-{at.value}.json", found.to_json())
     if as_json:

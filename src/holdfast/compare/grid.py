@@ -61,7 +61,7 @@ class MethodEntry(Config):
 class ColumnConfig(Config):
     """[column]: what the columns of the tables differ in, where it is not the number of constraint images."""
 
-    key: str
+    key: Annotated[str, Field(min_length=1)]
     """Path of the setting, for example "model.head_rank"."""
     values: Annotated[Many[Any], Field(min_length=1)]
     labels: Many[str] | None = None

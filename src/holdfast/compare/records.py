@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.artifacts import RunFolder, canonical_json, read_json, read_jsonl, write_json, write_text
 from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.shape import Maybe, Shape, check_shape, count, number, one_of, text
 
 Status = Literal["waiting", "begun", "done", "failed"]
 
@@ -92,8 +93,10 @@ class JobFolder:
         if not self.record_file.exists():
             return JobRecord("waiting")
         values = read_json(self.record_file)
-        dev = values.pop("dev")
-        return JobRecord(**values, dev=Score(**dev) if dev is not None else None)
+        check_shape(values, _RECORD, self.record_file)
+        known = {name: values[name] for name in _RECORD if name != "dev" and values.get(name) is not None}
+        dev = values.get("dev")
+        return JobRecord(**known, dev=None if dev is None else Score(**{name: dev[name] for name in _SCORE}))
 
     def write(self, record: JobRecord) -> None:
         """Write the record in one step."""
@@ -114,6 +117,21 @@ class JobFolder:
                     yield record["step"], record[name]
 
 
+_SCORE: dict[str, Shape] = {
+    "dev_safety": number,
+    "target_gain": number,
+    "target_old": number,
+    "target_new": number,
+    "worst_task": text,
+}
+_RECORD: dict[str, Shape] = {
+    "status": one_of("waiting", "begun", "done", "failed"),
+    "step": Maybe(count),
+    "dev": Maybe(_SCORE),
+    "seconds": Maybe(number),
+    "training_seconds": Maybe(number),
+    "error": Maybe(text),
+}
 _COLUMNS = ("examples", "old_correct", "new_correct", "gained", "lost", "old_loss", "new_loss")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 import tomllib
 import types
@@ -17,13 +18,17 @@ from holdfast.errors import UserError, nearest
 
 _MAX_TOML = 8 << 20  # bytes; a round has some hundred, a file of prompts some hundred thousand
 _DEEPEST = 32  # tables and arrays inside each other; a study has seven
+# A dotted key nests as deeply as it is long, in time that grows with the square of that.
+_LONG_KEY = re.compile(
+    rf"""(?:^|[\[{{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_DEEPEST}}}""", re.MULTILINE
+)
 _MOST_SHOWN = 200  # characters of a faulty name or value
 
 LARGEST = 2**53  # whole numbers up to here have a float of their own
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e30)]  # a float32 ends at 3e38
+NonNegativeFloat = Annotated[float, Field(ge=0, le=1e30)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Positive | Fraction  # a whole number from 1 is a count, a number from 0.0 to 1.0 a fraction
 MovingAverage = Annotated[float, Field(gt=0, le=1)]
@@ -48,7 +53,10 @@ Section = TypeVar("Section", bound=Config)
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse TOML; a missing or malformed file is a :class:`UserError`."""
     try:
-        values = tomllib.loads(read_regular(path, _MAX_TOML).decode("utf-8"))
+        text = read_regular(path, _MAX_TOML).decode("utf-8")
+        if _LONG_KEY.search(text):
+            raise RecursionError
+        values = tomllib.loads(text)
         _check_depth(values)
         return values
     except FileNotFoundError as error:
@@ -64,7 +72,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_depth(values: dict[str, Any]) -> None:
-    """Dotted keys nest without end and without the parser minding; whoever walks down later would."""
+    """Refuse what the parser takes and whoever walks down later would not."""
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
         level = [
@@ -101,9 +109,16 @@ def _explain(model: type[Config], error: ValidationError, where: str) -> UserErr
     if fault["type"] == "missing":
         return UserError(f"{where}: the key {key!r} is missing", do=_describe(section, location))
     message = fault["msg"].removeprefix("Value error, ")
-    found = "" if fault["type"] == "value_error" else _shortened(reprlib.repr(fault["input"]))
+    found = "" if fault["type"] == "value_error" else _shown(fault["input"])
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return UserError(f"{where}: {key + ': ' if key else ''}{message}{more}", found=found)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _shortened(reprlib.repr(value))
+    except ValueError:  # a whole number with more digits than Python writes
+        return "a number with thousands of digits"
 
 
 def _shortened(text: str) -> str:

@@ -19,7 +19,7 @@ from holdfast.config.base import (
     Two,
 )
 from holdfast.config.data import DataConfig, TaskConfig, check_templates
-from holdfast.config.methods import HoldfastConfig, MethodConfig
+from holdfast.config.methods import Co2lConfig, HoldfastConfig, MethodConfig
 
 
 class ModelConfig(Config):
@@ -196,6 +196,14 @@ class RoundConfig(Config):
         if isinstance(method, dict) and "name" not in method:
             return {**values, "method": {"name": "holdfast", **method}}
         return values
+
+    @model_validator(mode="after")
+    def _enough_pairs(self) -> Self:
+        if isinstance(self.method, Co2lConfig) and self.train.target_pairs < 2:
+            raise ValueError(
+                f"co2l contrasts target pairs: batch {self.train.batch} holds {self.train.target_pairs} of them"
+            )
+        return self
 
     @property
     def trained(self) -> TrainConfig:

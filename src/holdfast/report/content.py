@@ -14,12 +14,21 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from holdfast.artifacts import RunFolder, read_json, read_jsonl, read_predictions
+from holdfast.artifacts import RunFolder
+from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.sealed import read_sealed_plan
 from holdfast.errors import HoldfastError, UserError
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.evidence import Evidence, dev_evidence, sealed_evidence
+from holdfast.report.shapes import (
+    check_told,
+    read_metrics,
+    read_run_config,
+    read_run_result,
+    read_run_state,
+    read_shown_predictions,
+)
 
 Shown = Literal["sealed", "dev"]
 
@@ -151,10 +160,11 @@ def read_run(path: Path) -> RunContent:
             expected="a run with result.json",
             do=f"go on with: holdfast develop --resume {path}",
         )
-    config, state, result = read_json(folder.config), read_json(folder.state), read_json(folder.result)
+    config, state = read_run_config(folder.config), read_run_state(folder.state)
+    result = read_run_result(folder.result)
     target, protected = str(result["target"]), [str(one) for one in result["protected"]]
     told, retired, entries, notes = _sealed(folder, config, result)
-    metrics = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
+    metrics = read_metrics(folder.metrics)
     candidates = [_candidate(one, target, result, told) for one in result["candidates"]]
     shipped = next((one for one in candidates if one.name == result["chosen"]), None)
     shown = shipped or max(candidates, key=lambda one: one.dev.target_gain)
@@ -180,9 +190,11 @@ def read_run(path: Path) -> RunContent:
         looks=[
             (int(one["step"]), float(one["evaluation"]["dev_safety"]), float(one["evaluation"]["target_gain"]))
             for one in metrics
-            if "evaluation" in one
+            if one.get("evaluation") is not None
         ],
-        series={name: found for name in ("h", "u", "weight") if (found := _series(metrics, name)) is not None},
+        series={
+            name: found for name in ("h", "u", "weight") if (found := _series(metrics, name, protected)) is not None
+        },
         notes=notes,
     )
 
@@ -225,8 +237,9 @@ def _sealed(
     told: Mapping[str, Any] | None = result.get("certificate")
     entries: Sequence[Mapping[str, Any]] = []
     if folder.certificate.exists():  # also of a look that was made after the round
-        certificate = read_json(folder.certificate)
+        certificate = read_certificate(folder.certificate)
         told = certificate["report"]
+        check_told(told, folder.certificate)
         entries = (certificate.get("ledger") or {}).get("entries", [])
     retired = bool(told and told.get("sealed", {}).get("retired"))
     if not folder.roles.exists() or (retired and entries):
@@ -240,6 +253,8 @@ def _sealed(
         entries = entries or ledger.entries(fingerprint)
     except HoldfastError as error:
         return told, retired, entries, [error.message]
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{folder.roles} cannot be read", found=str(error).splitlines()[0][:200]) from error
     return told, retired or bool(standing and standing.retired), entries, []
 
 
@@ -248,7 +263,7 @@ def _pair(folder: RunFolder, old: str, new: str, role: Shown) -> list[Paired]:
     paths = folder.predictions(old, role), folder.predictions(new, role)
     if not all(path.exists() for path in paths):
         return []
-    before, after = (_sorted(read_predictions(path)) for path in paths)
+    before, after = (_sorted(read_shown_predictions(path)) for path in paths)
     ids = before["example_id"].to_numpy()
     if len(before) != len(after) or (ids != after["example_id"].to_numpy()).any():
         return []
@@ -271,12 +286,11 @@ def _changes(pairs: Sequence[Paired]) -> dict[str, tuple[float, float]]:
     return result
 
 
-def _series(metrics: Sequence[Mapping[str, Any]], name: str, pieces: int = 120) -> Series | None:
+def _series(metrics: Sequence[Mapping[str, Any]], name: str, tasks: list[str], pieces: int = 120) -> Series | None:
     """A per-task quantity over time. A task that a step did not visit has no value there and takes no part."""
     logged = [one for one in metrics if isinstance(one.get(name), dict)]
     if not logged:
         return None
-    tasks = list(logged[0][name])
     values = np.array(
         [[np.nan if (value := one[name].get(task)) is None else value for task in tasks] for one in logged],
         dtype=np.float64,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_json
 from holdfast.report.axes import Plot, bounds, dot
 from holdfast.report.card import escaped
 from holdfast.report.figures import legend
 from holdfast.report.markup import Markup, count, percent, points, tag
 from holdfast.report.sections import Section, banner, data_table
+from holdfast.report.shapes import read_chosen, read_csv, read_jobs, read_study_config
 from holdfast.report.words import VerdictText
 
 TITLES = {
@@ -59,16 +57,11 @@ def _rank(told: Mapping[str, Any]) -> tuple[float, float, float]:
 
 def read_study(root: Path) -> StudyContent:
     """Read the folder of a study."""
-    chosen = read_json(root / "chosen.json") if (root / "chosen.json").exists() else []
-    jobs: list[dict[str, str]] = []
-    if (root / "jobs.csv").exists():
-        jobs = list(csv.DictReader(io.StringIO((root / "jobs.csv").read_text(encoding="utf-8"))))
-    tables = {
-        path.stem: list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"))))
-        for path in sorted((root / "tables").glob("*.csv"))
-    }
-    figures = {path.stem: path.read_bytes() for path in sorted((root / "figures").glob("*.png"))}
-    return StudyContent(root, read_json(root / "study.json"), chosen, jobs, tables, figures)
+    tables = {path.stem: read_csv(path) for path in sorted((root / "tables").glob("*.csv"))}
+    figures = {path.stem: path.read_bytes() for path in sorted((root / "figures").glob("*.png")) if path.is_file()}
+    config, chosen = read_study_config(root / "study.json"), read_chosen(root / "chosen.json")
+    whole = {name: lines for name, lines in tables.items() if lines}
+    return StudyContent(root, config, chosen, read_jobs(root / "jobs.csv"), whole, figures)
 
 
 def study_banner(content: StudyContent) -> Markup:

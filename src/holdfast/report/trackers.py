@@ -11,20 +11,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import RunFolder, read_json, read_jsonl
+from holdfast.artifacts import RunFolder, read_json
 from holdfast.errors import UserError
 from holdfast.report.content import RunContent, read_run
+from holdfast.report.shapes import read_metrics
 
 EXTRA = "pip install 'holdfast[trackers]'"
 
 
 def scalars(run: RunFolder) -> Iterator[tuple[int, dict[str, float]]]:
     """(step, name -> value) of every record: ``train/objective``, ``train/h/CLASS``, ``dev/target_gain``, …"""
-    if not run.metrics.exists():
-        return
-    for record in read_jsonl(run.metrics):
+    for record in read_metrics(run.metrics):
         values: dict[str, float] = {}
-        if "evaluation" in record:
+        if record.get("evaluation") is not None:
             _flatten("dev", record["evaluation"], values)
         else:
             _flatten("train", {name: value for name, value in record.items() if name != "step"}, values)
@@ -150,11 +149,24 @@ def to_mlflow(
     and whether the version was promoted.
     """
     try:
-        from mlflow.entities import Metric, Param, RunTag
-        from mlflow.tracking import MlflowClient
+        from mlflow.exceptions import MlflowException
     except ImportError as error:
         raise _missing("mlflow") from error
     content = read_run(run)
+    try:
+        return _logged_to_mlflow(content, run, where, experiment, register, alias)
+    except MlflowException as error:  # an address that is none, a name that it does not take, a server that is gone
+        raise UserError(
+            f"MLflow refuses: {(str(error).splitlines() or [repr(error)])[0][:300]}", do="see --where and --register"
+        ) from error
+
+
+def _logged_to_mlflow(
+    content: RunContent, run: Path, where: str | None, experiment: str, register: str | None, alias: str
+) -> dict[str, Any]:
+    from mlflow.entities import Metric, Param, RunTag
+    from mlflow.tracking import MlflowClient
+
     folder = content.folder
     client = MlflowClient(tracking_uri=where, registry_uri=where)
     found = client.get_experiment_by_name(experiment)
