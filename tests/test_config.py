@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.config import CertifyConfig, HoldfastConfig, RoundConfig, parse
+import holdfast.compare.grid  # its sections are sections too
+from holdfast.config import CertifyConfig, HoldfastConfig, RoundConfig, TrainConfig, TuneConfig, parse, read_toml
+from holdfast.config.base import Config
 from holdfast.errors import UserError
 
 BASE: dict[str, Any] = {
@@ -67,3 +72,168 @@ def test_lambda_zero_is_a_candidate_only_where_its_target_is_new() -> None:
         CertifyConfig(walk_back=(1.5,))
     with pytest.raises(ValueError, match="none below 0"):
         CertifyConfig(hold_back=(-1.0,))
+
+
+# -- strictly ---------------------------------------------------------------------------------------------------------
+
+
+def sections(base: type[Config] = Config) -> Iterator[type[Config]]:
+    for section in base.__subclasses__():
+        yield section
+        yield from sections(section)
+
+
+def faults_of(section: type[Config], key: str, value: Any) -> list[Any]:
+    """What validation says of one key of a section; other keys are of no interest."""
+    from pydantic import ValidationError
+
+    try:
+        section.model_validate({key: value})
+    except ValidationError as error:
+        return [one for one in error.errors() if one["loc"][:1] == (key,) and one["type"] != "value_error"]
+    return []
+
+
+def test_no_number_of_any_section_takes_a_bool_a_string_or_something_that_is_not_finite(
+    tried: Callable[..., None],
+) -> None:
+    numbers = 0
+    for section in sections():
+        for key, field in section.model_fields.items():
+            if field.annotation in (int, float) or key in ("margin", "seed", "dev"):
+                numbers += 1
+                for wrong in (
+                    True,
+                    "40",
+                    "0.5",
+                    float("nan"),
+                    float("inf"),
+                    -float("inf"),
+                    [],
+                    {"a": True},
+                    {"a": "1"},
+                ):
+                    tried("bad inputs")
+                    assert faults_of(section, key, wrong), (section.__name__, key, wrong)
+            if field.annotation is bool:
+                for wrong in (0, 1, "true", "yes", None):
+                    tried("bad inputs")
+                    assert faults_of(section, key, wrong), (section.__name__, key, wrong)
+    assert numbers > 50
+    assert holdfast.compare.grid.StudyConfig in set(sections())
+
+
+def test_whole_numbers_stand_for_floats_arrays_for_tuples_and_strings_for_paths() -> None:
+    config = parse(
+        RoundConfig,
+        {
+            **BASE,
+            "train": {"learning_rate": 1, "crop_scale": [1, 1], "graphs": True},
+            "certify": {"walk_back": [0, 1], "hold_back": [0], "margin": {"a": 0}, "ledger": "here"},
+            "data": {"source": [{"kind": "digits"}], "roles": {"dev": 300, "sealed": 0, "test": 1.0 / 3}},
+            "task": {"target": "a", "protected": ["b"], "template": ["a {}", "the {}"]},
+        },
+        "x",
+    )
+    assert config.train.learning_rate == 1.0
+    assert config.train.crop_scale == (1.0, 1.0)
+    assert config.certify.walk_back == (0.0, 1.0)
+    assert config.certify.ledger == Path("here")
+    assert (config.data.roles.dev, config.data.roles.sealed) == (300, 0.0)
+    assert config.task.templates == ("a {}", "the {}")
+    assert parse(RoundConfig, config.model_dump(mode="json"), "x") == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"train": {"steps": True}}, "train.steps: Input should be a valid integer"),
+        ({"train": {"steps": "40"}}, "train.steps: Input should be a valid integer"),
+        ({"train": {"crop_scale": [0.5, float("nan")]}}, "train.crop_scale.1: Input should be a finite number"),
+        ({"model": {"architecture": "tiny", "head_rank": 1e9}}, "model.head_rank: Input should be a valid integer"),
+        ({"certify": {"hold_back": [float("nan")]}}, "certify.hold_back.0: Input should be a finite number"),
+        ({"certify": {"hold_back": [float("inf")]}}, "certify.hold_back.0: Input should be a finite number"),
+        ({"certify": {"walk_back": [float("nan")]}}, "certify.walk_back.0: Input should be a finite number"),
+        ({"certify": {"margin": float("nan")}}, "certify.margin: Input should be a finite number"),
+        ({"certify": {"margin": {"int": float("inf")}}}, "certify.margin.int: Input should be a finite number"),
+        ({"data": {**BASE["data"], "roles": {"dev": True}}}, "data.roles.dev: Input should be"),
+        ({"data": {"source": []}}, "at least one source"),
+        ({"data": {**BASE["data"], "negatives": []}}, "leave the key out"),
+        ({"task": {"target": "a", "template": []}}, "template is empty"),
+        ({"task": {"target": "a", "names": {"a": 3}}}, "task.names.a: Input should be a valid string"),
+        ({"method": {"name": "co2l"}, "train": {"batch": 4, "target_share": 0.25}}, "co2l contrasts target pairs"),
+        ({"train": {"learning_rate": 1e300}}, "train.learning_rate"),
+        ({"seed": 10**30}, "seed"),
+        ({"seed": 16**9000}, "thousands of digits"),
+        ({"seed": "x" * 100_000}, "seed"),
+    ],
+    ids=lambda value: str(value)[:60] if not isinstance(value, dict) or "seed" not in value else "seed",
+)
+def test_what_cannot_be_used_is_one_short_sentence(
+    changes: dict[str, Any], expected: str, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    message = fault(**changes)
+    assert expected in message
+    assert len(message) < 600
+
+
+def test_base_models_have_templates_and_classes_too(tried: Callable[..., None]) -> None:
+    base = {key: BASE[key] for key in ("data", "model")}
+    assert parse(TuneConfig, base, "x").template == "a photo of a {}"
+    for wrong in ({"template": []}, {"template": "no place"}, {"classes": ["a", "a"]}):
+        tried("bad inputs")
+        with pytest.raises(UserError):
+            parse(TuneConfig, {**base, **wrong}, "x")
+
+
+NOT_TOML = {
+    "arrays in arrays": "x = " + "[" * 5000 + "]" * 5000,
+    "tables in tables": "x = " + "{a=" * 3000 + "1" + "}" * 3000,
+    "a long dotted key": "a." * 1_000_000 + "a = 1",
+    "a long quoted key": '"a".' * 1000 + "a = 1",
+    "a long header": "[" + "a." * 1000 + "a]",
+    "a long key inside": "x = { " + "a . " * 1000 + "a = 1 }",
+    "forty tables": "".join(f"[{'.'.join('abcdefgh'[i % 8] for i in range(n + 1))}]\n" for n in range(40)),
+    "nothing TOML": "<html>",
+    "a date that is none": "x = 2020-99-99",
+    "a number too long": "x = " + "9" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", NOT_TOML)
+def test_toml_that_nobody_can_walk_down_is_refused(name: str, tmp_path: Path, tried: Callable[..., None]) -> None:
+    tried("bad inputs")
+    path = tmp_path / "ROUND.toml"
+    path.write_text(NOT_TOML[name])
+    with pytest.raises(UserError, match="not valid TOML") as caught:
+        read_toml(path)
+    assert len(caught.value.text()) < 600
+
+
+def test_only_regular_files_of_some_size_are_read_as_toml(tmp_path: Path, tried: Callable[..., None]) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "large.toml").write_bytes(b"#" * (9 << 20))
+    (tmp_path / "words.toml").write_bytes(b"\xff\xfe\x00")
+    for name, message in {
+        "pipe.toml": "a named pipe",
+        "zero.toml": "a device",
+        "folder.toml": "cannot be read",
+        "large.toml": "larger than",
+        "loop.toml": "cannot be read",
+        "words.toml": "not a TOML file",
+        "none.toml": "does not exist",
+        "words.toml/x": "cannot be read",
+        "x" * 5000: "cannot be read",
+    }.items():
+        tried("bad inputs")
+        with pytest.raises(UserError) as caught:
+            read_toml(tmp_path / name)
+        assert message in caught.value.text()
+
+
+def test_settings_of_the_command_line_are_as_strict() -> None:
+    assert parse(TrainConfig, TrainConfig().model_dump(), "[train]") == TrainConfig()

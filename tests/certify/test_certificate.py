@@ -1,13 +1,15 @@
 """The certificate and its verification; looks at sealed sets."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.artifacts import RunFolder, write_json
+from holdfast.artifacts import RunFolder, fingerprint_json, write_json
 from holdfast.certify.certificate import (
     Settings,
     read_evidence,
@@ -28,6 +30,7 @@ from holdfast.certify.sealed import (
 )
 from holdfast.errors import FaultError, UndecidedError, UserError
 from tests.certify.helpers import Spec, predictions, rows, write_csv
+from tests.malformed import malformed, refusals
 
 GOOD = {"clear": (500, 5, 3), "snowy": (400, 4, 1)}
 BAD = {"clear": (500, 5, 30), "snowy": (400, 4, 1)}
@@ -226,3 +229,75 @@ def test_certificate_of_a_run(tmp_path: Path) -> None:
     (run.model / "model.safetensors").write_bytes(b"changed")
     with pytest.raises(FaultError, match="new model changed"):
         verify_certificate(run.certificate)
+
+
+def refingerprinted(certificate: dict[str, object]) -> dict[str, object]:
+    body = {name: value for name, value in certificate.items() if name != "fingerprint"}
+    return {**body, "fingerprint": fingerprint_json(body)}
+
+
+def test_certificates_of_odd_shapes_are_one_sentence(tmp_path: Path, tried: Callable[..., None]) -> None:
+    """Even of somebody who knows how a fingerprint is made."""
+    groups = {"rare": ["clear", "snowy"]}
+    path = certificate(tmp_path, Settings({"rare": 0.02}, groups=groups))
+    good = json.loads(path.read_text())
+
+    def use(wrong: object) -> None:
+        whole = wrong
+        with suppress(AttributeError, TypeError, ValueError):
+            whole = refingerprinted(wrong)  # type: ignore[arg-type]
+        path.write_text(json.dumps(whole))
+        verify_certificate(path)
+
+    parts = malformed({**good, "report": {**good["report"], "promise": "short"}}, 300)
+    assert refusals(use, parts, tried) > 250
+
+
+def test_certificates_without_end_are_one_sentence(tmp_path: Path, tried: Callable[..., None]) -> None:
+    path = tmp_path / "certificate.json"
+    for depth in (300, 700, *range(900, 1010, 10), 100_000):
+        for text in ('"x":' + "[" * depth + "]" * depth, '"x":' + '{"a":' * depth + "1" + "}" * depth):
+            tried("bad inputs")
+            path.write_text('{"format":"holdfast-certificate/1",' + text + "}")
+            with pytest.raises((UserError, FaultError)):
+                verify_certificate(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "message"),
+    [
+        ("settings", {"claim": "some"}, "settings.claim"),
+        ("settings", {"margins": {}}, "settings.margins"),
+        ("settings", {"margins": {"clear": 1.0}}, "settings.margins"),
+        ("settings", {"margins": {"claer": 0.02}}, "'claer' has no images"),
+        ("settings", {"target": "tunnel"}, "'tunnel' has no images"),
+        ("settings", {"confidence": 0.9999999999999}, "is not usable"),
+        ("settings", {"level": 1e-12}, "a level of 1e-12 is not usable"),
+        ("settings", {"extra": 1}, "unknown setting 'extra'"),
+        ("report", {"lemma_1": None}, "report.lemma_1"),
+        ("report", {"lemma_1": {"C": 0, "alpha": 1e308}}, "report.lemma_1.alpha"),
+        ("report", {"verdict": "perhaps"}, "report.verdict"),
+        ("files", {"predictions": "p.csv"}, "files.predictions"),
+        ("files", {"predictions": {"path": "x" * 5000, "fingerprint": ""}}, "does not exist"),
+        ("files", {"predictions": {"path": "/dev/zero", "fingerprint": ""}}, "does not exist"),
+    ],
+    ids=str,
+)
+def test_what_a_certificate_must_hold(
+    part: str, wrong: dict[str, object], message: str, tmp_path: Path, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    path = certificate(tmp_path)
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps(refingerprinted({**good, part: {**good[part], **wrong}})))
+    with pytest.raises(UserError) as caught:
+        verify_certificate(path)
+    assert message in caught.value.text()
+
+
+def test_levels_that_no_test_resolves_are_refused_before_a_look(tried: Callable[..., None]) -> None:
+    for wrong in ({"confidence": 0.9999999999999}, {"confidence": 1e-300}, {"looks": 10**8}, {"confidence": 0.3}):
+        tried("bad inputs")
+        with pytest.raises(UserError, match="is not usable"):
+            plan(GOOD, **wrong)
+    assert plan(GOOD, looks=10**6).settings.delta == pytest.approx(5e-8)

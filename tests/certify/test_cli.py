@@ -122,11 +122,29 @@ BAD = {
     "twice": (("--margin", "0.02", "--pool", "a=snowy", "--pool", "b=snowy"), "two parts in the claim"),
     "labels": (("--margin", "0.02", "--labels", "clear,snowy"), "unknown labels"),
     "no option": (("--margni", "0.02"), "No such option"),
+    "confidence too fine": (("--margin", "0.02", "--confidence", "0.9999999999999"), "from 0.5 to 0.99999999"),
+    "confidence nine nines": (("--margin", "0.02", "--confidence", "0.999999999"), "no level below 1e-08"),
+    "confidence none": (("--margin", "0.02", "--confidence", "1e-300"), "is not usable"),
+    "confidence nan": (("--margin", "0.02", "--confidence", "nan"), "is not usable"),
+    "confidence inf": (("--margin", "0.02", "--confidence", "inf"), "is not usable"),
+    "margin of one nan": (("--margin", "0.02", "--margin", "snowy=nan"), "in [0, 1)"),
+    "margin inf": (("--margin", "inf"), "in [0, 1)"),
+    "pool named as a member": (("--margin", "0.02", "--pool", "clear=clear,snowy"), "a task has that name"),
+    "pool twice": (("--margin", "0.02", "--pool", "a=clear", "--pool", "a=snowy"), "two groups have that name"),
+    "pool of nothing": (("--margin", "0.02", "--pool", "a="), "is not a group"),
+    "pool without a name": (("--margin", "0.02", "--pool", "=clear"), "is not a group"),
+    "pool of nobody": (("--margin", "0.02", "--pool", "a=claer"), "did you mean 'clear'"),
+    "constant nan": (("--margin", "0.02", "--lemma-constant", "nan", "--json"), "onstant"),
+    "constant inf": (("--margin", "0.02", "--lemma-constant", "inf"), "lemma-constant"),
+    "out is a folder": (("--margin", "0.02", "--out", "/"), "cannot write"),
+    "out is nowhere": (("--margin", "0.02", "--out", "/proc/none/c.json"), "cannot write"),
+    "a name too long": (("--margin", "0.02", "--out", "c.json", "--data", "x" * 5000), "cannot be used"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_a_sentence_and_exit_2(shell: Shell, tmp_path: Path, name: str) -> None:
+def test_bad_input_is_a_sentence_and_exit_2(shell: Shell, tmp_path: Path, name: str, tried) -> None:
+    tried("bad inputs")
     arguments, message = BAD[name]
     path = write_csv(tmp_path / "p.csv", rows(GOOD))
     assert shell("certify", "--predictions", path, *arguments) == 2
@@ -168,9 +186,24 @@ def test_plan(shell: Shell, tmp_path: Path) -> None:
         ("--discordance", "0.02", "--margin", "0.02", "--power", "1"),
         ("--discordance", "0.02", "--margin", "0.02", "--difference", "0.1"),
         ("--discordance", "0.02", "--margin", "snowy=0.02"),
+        ("--discordance", "nan", "--margin", "0.02"),
+        ("--discordance", "0.02", "--margin", "nan"),
+        ("--discordance", "0.02", "--margin", "1e-300"),
+        ("--discordance", "0.02", "--margin", "1e-9"),
+        ("--discordance", "0.02", "--margin", "0.02", "--difference", "nan"),
+        ("--discordance", "0.02", "--margin", "0.02", "--difference", "inf"),
+        ("--discordance", "0.02", "--margin", "0.02", "--power", "nan"),
+        ("--discordance", "0.02", "--margin", "0.02", "--power", "0.9999999999"),
+        ("--discordance", "0.02", "--margin", "0.02", "--confidence", "0.9999999999999"),
+        ("--discordance", "0.02", "--margin", "0.02", "--tasks", "99999999999999999999"),
+        ("--discordance", "0.02", "--margin", "0.02", "--tasks", "1000000", "--simultaneous", "--confidence", "0.99"),
+        ("--discordance", "0.02", "--images", "99999999999999999999"),
+        ("--predictions", "/dev/zero", "--margin", "0.02"),
+        ("--predictions", "x" * 5000, "--margin", "0.02"),
     ],
 )
-def test_plans_that_make_no_sense(shell: Shell, arguments: tuple[str, ...]) -> None:
+def test_plans_that_make_no_sense(shell: Shell, arguments: tuple[str, ...], tried) -> None:
+    tried("bad inputs")
     assert shell("plan", *arguments) == 2
     assert "Traceback" not in shell.err
 

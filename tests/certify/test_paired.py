@@ -10,7 +10,17 @@ from scipy.stats import multinomial
 
 from benchmarks.validity import accepted
 from holdfast.certify.line import Line, at_most, supremum
-from holdfast.certify.paired import GRID, impossible, lower_bounds, p_value, p_value_regressed, passes
+from holdfast.certify.paired import (
+    GRID,
+    LARGEST_LEVEL,
+    SMALLEST_LEVEL,
+    impossible,
+    lower_bounds,
+    p_value,
+    p_value_regressed,
+    passes,
+    usable,
+)
 from holdfast.certify.region import Region, statistic, statistics
 
 MARGINS = [0.0, 0.005, 0.02, 0.05, 0.3, 0.9, -0.02, -0.3, -0.9]
@@ -191,3 +201,45 @@ def test_counts_that_are_none() -> None:
         p_value(3, 3, 5, 0.02)
     with pytest.raises(ValueError, match="margin"):
         p_value(1, 1, 5, 1.0)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.02, 0.3, 0.9])
+def test_the_finest_levels_against_a_closed_form(margin: float) -> None:
+    """No outcome has a larger T than "all of them gained", which has probability ((1-ε)/2)^n at most."""
+    for n in range(2, 60):
+        truth, found = ((1 - margin) / 2) ** n, p_value(n, 0, n, margin)
+        assert truth <= found <= truth + 6e-10  # a bound, and a close one
+        assert found > 1e-10  # hence no level near that is of use
+        for level in (SMALLEST_LEVEL, 1e-7, 1e-6, 1e-4, 0.05, LARGEST_LEVEL):
+            if found <= level:
+                assert passes(n, 0, n, margin, level)
+            if truth > level:
+                assert not passes(n, 0, n, margin, level)
+
+
+@pytest.mark.parametrize(("gained", "lost", "margin"), [(40, 3, 0.0), (33, 1, 0.02), (25, 2, 0.3), (4, 0, 0.4)])
+def test_the_finest_levels_against_sums_of_positive_terms(gained: int, lost: int, margin: float) -> None:
+    n = 60
+    naive, found = naive_p_value(gained, lost, n, margin), p_value(gained, lost, n, margin)
+    assert 1e-13 < naive < 1e-6  # sums of positive terms lose no digits
+    assert naive <= found <= 1.01 * naive + 6e-10
+    for level in (naive / 2, 0.99 * naive):
+        assert not passes(gained, lost, n, margin, level)
+    assert passes(gained, lost, n, margin, max(2 * found, SMALLEST_LEVEL))
+
+
+@pytest.mark.parametrize("level", [5e-9, 1e-9, 2e-10, 1e-10, 1e-12, 1e-30])
+def test_below_the_finest_level_nothing_is_claimed_that_does_not_hold(level: float) -> None:
+    # Bounds side by side test at δ/m, which may be finer: they may then say less, and never too much.
+    for margin in (0.0, 0.02, 0.3):
+        too_few = int(np.log(level) / np.log((1 - margin) / 2))
+        assert ((1 - margin) / 2) ** too_few > level
+        assert not passes(too_few, 0, too_few, margin, level)
+
+
+def test_usable_levels() -> None:
+    assert [level for level in (0.0, 1e-9, 1e-8, 0.05, 0.5, 0.51, 1.0, float("nan")) if usable(level)] == [
+        1e-8,
+        0.05,
+        0.5,
+    ]

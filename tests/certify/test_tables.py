@@ -1,6 +1,9 @@
 """Reading, joining and counting predictions; every fault a sentence."""
 
+import datetime
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -143,3 +146,74 @@ def test_files_that_do_not_join(tmp_path: Path) -> None:
         read_joined(old, write_csv(tmp_path / "n.csv", relabelled, columns))
     with pytest.raises(UserError, match="more than once"):
         read_joined(old, write_csv(tmp_path / "n.csv", [*table, table[0]], columns))
+
+
+CSV = {
+    "nothing": b"",
+    "an empty line": b"\n",
+    "names only": b"task,label,old,new\n",
+    "no text": b"task,label,old,new\n\xff,a,a,a\n",
+    "sixteen bits": "task,label,old,new\na,a,a,a\n".encode("utf-16"),
+    "too few cells": b"task,label,old,new\na,a,a\n",
+    "too many cells": b"task,label,old,new\na,a,a,a,a\n",
+    "a quote that never ends": b'task,label,old,new\n"a,a,a,a\n',
+    "a column twice": b"task,label,old,new,new\na,a,a,a,a\n",
+    "a column twice, with a space": b"task,label,old,new, new\na,a,a,a,a\n",
+    "a line without end": b"x" * 3_000_000,
+    "a name without end": b"task,label,old,new," + b"x" * 3_000_000 + b"\na,a,a,a,a\n",
+    "JSON": b'{"task": 1}',
+    "bytes": bytes(range(256)) * 40,
+}
+
+
+@pytest.mark.parametrize("name", CSV)
+def test_tables_that_are_none(name: str, tmp_path: Path, tried: Callable[..., None]) -> None:
+    tried("bad inputs")
+    (tmp_path / "p.csv").write_bytes(CSV[name])
+    (tmp_path / "p.parquet").write_bytes(CSV[name])
+    for path in (tmp_path / "p.csv", tmp_path / "p.parquet"):
+        with pytest.raises(UserError) as caught:
+            read_paired(path)
+        assert len(caught.value.text()) < 1500
+
+
+def test_only_files_are_tables(tmp_path: Path, tried: Callable[..., None]) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    for name in ("pipe.csv", "pipe.parquet", "zero.csv", "loop.csv", "", "none.csv", "none.csv/x", "x" * 5000):
+        tried("bad inputs")
+        with pytest.raises(UserError):
+            read_paired(tmp_path / name)
+
+
+def test_columns_of_every_kind_are_read_or_refused(tmp_path: Path, tried: Callable[..., None]) -> None:
+    good = pa.array(["a", "b"] * 3)
+    kinds = {
+        "large strings": (good.cast(pa.large_string()), True),
+        "a dictionary": (good.dictionary_encode(), True),
+        "whole numbers": (pa.array([1, 2] * 3), False),  # labels of another vocabulary
+        "nothing": (pa.nulls(6), False),
+        "holes": (pa.array(["a", None] * 3), False),
+        "no numbers": (pa.array([1.0, float("nan")] * 3), False),
+        "bytes": (pa.array([b"a"] * 6), False),
+        "large bytes": (pa.array([b"a"] * 6, pa.large_binary()), False),
+        "lists": (pa.array([["a"]] * 6), False),
+        "tables": (pa.array([{"a": 1}] * 6), False),
+        "times": (pa.array([datetime.datetime(2020, 1, 1)] * 6), False),
+        "ages of the universe": (pa.array([2**62] * 6).cast(pa.duration("s")), False),
+    }
+    for name, (column, fits) in kinds.items():
+        tried("bad inputs", 0 if fits else 1)
+        table = pa.table({"task": good, "label": column, "old": good, "new": good})
+        pq.write_table(table, tmp_path / "p.parquet")
+        if fits:
+            assert read_paired(tmp_path / "p.parquet").counts()["a"].n == 3
+            continue
+        with pytest.raises(UserError):
+            read_paired(tmp_path / "p.parquet")
+        assert name
+    pq.write_table(pa.table([good] * 5, names=["task", "task", "label", "old", "new"]), tmp_path / "p.parquet")
+    with pytest.raises(UserError):
+        read_paired(tmp_path / "p.parquet")

@@ -182,6 +182,18 @@ def test_a_checkpoint_of_another_architecture(variant: Callable[..., OpenClipTow
         load_towers("tiny", path)
 
 
+@pytest.mark.parametrize("shape", [(20, 32), (77, 32), (1, 32), (0, 32), (32, 16), (32,), (1, 32, 32), ()], ids=str)
+def test_positions_of_another_text_tower_are_neither_stretched_nor_a_shape_error(
+    shape: tuple[int, ...], towers: OpenClipTowers, tmp_path: Path, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    path = tmp_path / "weights.safetensors"
+    save_file({**towers.open_clip_state(), "positional_embedding": torch.zeros(shape)}, path)
+    with pytest.raises(UserError, match="positions of another text tower") as caught:
+        load_towers("tiny", path)
+    assert "32 x 32" in caught.value.expected
+
+
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(UserError, match="ViT-B-16"):
         load_towers("ViT-B16")

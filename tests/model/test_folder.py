@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import open_clip
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from holdfast.errors import FaultError, UserError
 from holdfast.model import folder as module
 from holdfast.model.classifier import Classifier
+from holdfast.model.clip import build_towers
 from holdfast.model.folder import (
     export_openclip,
     load_model,
@@ -23,6 +25,7 @@ from holdfast.model.folder import (
     save_model,
     start_model,
 )
+from tests.malformed import malformed, refusals
 
 Disturb = Callable[[nn.Module, float], None]
 
@@ -189,3 +192,89 @@ def test_export_needs_open_clip_towers(classifier: Classifier, tmp_path: Path) -
     classifier.towers = nn.Identity()  # pyright: ignore
     with pytest.raises(UserError, match="only OpenCLIP"):
         export_openclip(classifier, tmp_path / "out")
+
+
+def refingerprinted(record: dict[str, object], weights: dict[str, Tensor]) -> dict[str, object]:
+    """The description with a fingerprint that fits: whoever changed it knew how it is made."""
+    described = {name: record.get(name) for name in module._DESCRIBED}
+    return {**record, "fingerprint": module._fingerprint(described, weights, {})}
+
+
+def test_descriptions_of_odd_shapes_are_one_sentence(
+    developed: Classifier, tmp_path: Path, images: Tensor, tried: Callable[..., None]
+) -> None:
+    save_model(developed, tmp_path / "model", extra={"template": ["a {}"], "names": {"clear": "sunny"}})
+    path = tmp_path / "model" / "model.json"
+    record, weights = json.loads(path.read_text()), load_file(tmp_path / "model" / "model.safetensors")
+    towers = record.pop("towers")
+
+    def use(wrong: object) -> None:
+        whole = {**wrong, "towers": towers} if isinstance(wrong, dict) else wrong
+        with suppress(AttributeError, TypeError, ValueError):  # not even a fingerprint can be made of it
+            whole = refingerprinted(whole, weights)
+        path.write_text(json.dumps(whole))
+        load_model(tmp_path / "model").logits(images)
+
+    assert refusals(use, malformed(record, 150), tried) > 100
+
+
+@pytest.mark.parametrize(
+    "name", ["classes", "prompts", "class_temperature", "linear", "heads", "towers", "weights_bytes"]
+)
+def test_a_description_without_a_key_names_it(
+    name: str, classifier: Classifier, tmp_path: Path, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    save_model(classifier, tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    path.write_text(json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != name}))
+    for read in (read_description, load_model, model_fingerprint):
+        with pytest.raises(UserError, match=f"the key '{name}' is missing"):
+            read(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": "clear"}, "classes"),
+        ({"classes": ["clear", 3]}, "classes.1"),
+        ({"class_temperature": None}, "class_temperature"),
+        ({"heads": [{"classes": ["clear"], "rank": 10**9}]}, "the heads of round 1"),
+        ({"heads": [{"classes": ["clear"], "rank": "3"}]}, "heads.0.rank"),
+        ({"assets": ["../../secret"]}, "outside the model folder"),
+        ({"assets": ["pipe"]}, "a named pipe"),
+        ({"towers": {"kind": "openclip"}}, "cannot be built"),
+        ({"towers": {"kind": []}}, "unknown kind of towers"),
+        ({"extra": {"template": []}}, "extra.template"),
+    ],
+    ids=str,
+)
+def test_what_a_description_says_is_checked_before_it_is_built(
+    change: dict[str, object], message: str, developed: Classifier, tmp_path: Path, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    save_model(developed, tmp_path / "model")
+    os.mkfifo(tmp_path / "model" / "pipe")
+    path = tmp_path / "model" / "model.json"
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    path.write_text(json.dumps(refingerprinted({**json.loads(path.read_text()), **change}, weights)))
+    with pytest.raises(UserError) as caught:
+        load_model(tmp_path / "model")
+    assert message in caught.value.text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 0}, {"size": "32"}, {"size": 10**9}, {"mean": [0.5]}, {"std": [0.0, 1.0, 1.0]},
+        {"std": [float("nan")] * 3}, {"interpolation": "magic"}, {"interpolation": []}, {"mean": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_preprocessing_that_makes_no_picture_is_refused(
+    change: dict[str, object], classifier: Classifier, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    spec = classifier.towers.spec()
+    with pytest.raises(UserError):
+        build_towers({**spec, "preprocess": {**spec["preprocess"], **change}})

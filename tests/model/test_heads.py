@@ -113,6 +113,18 @@ def test_rank_must_be_positive(classifier: Classifier) -> None:
         classifier.begin_round(rank=0, seed=0)
 
 
+@pytest.mark.parametrize("rank", [33, 10**9, 10**15])
+def test_a_rank_that_the_matrices_do_not_allow_is_refused_before_room_is_made_for_it(
+    rank: int, classifier: Classifier, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    with pytest.raises(UserError, match="of the task heads") as caught:
+        classifier.begin_round(rank, 0)
+    assert "at most 32" in caught.value.expected
+    assert classifier.heads.rounds == []
+    classifier.begin_round(32, 0)
+
+
 def test_hundreds_of_heads_form_no_dense_matrix() -> None:
     heads = TaskHeads(512, 512)
     heads.begin_round([str(k) for k in range(365)], 4, 0)

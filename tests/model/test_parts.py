@@ -118,5 +118,9 @@ def test_bad_input(loaded: PartTowers, tmp_path: Path) -> None:
         load_towers("parts-64", path)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         build_towers(loaded.spec())
+    spec = loaded.spec()
+    spec["settings"]["bert"]["max_position_embeddings"] = 32
+    with pytest.raises(UserError, match="sentence encoder is too short"):
+        build_towers(spec, loaded.assets())
     with pytest.raises(UserError, match="only OpenCLIP"):
         export_openclip(Classifier(loaded, ("a", "b"), (("a",), ("b",)), 0.05), tmp_path / "out")

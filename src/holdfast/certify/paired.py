@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 
-# A p-value is a bound that is never below 4.1e-10 (four times `line.SLACK`): levels near that are out of reach whatever
-# the images say. At this level the bound costs 4 % of it.
+# A p-value is a bound with `line.SLACK` added, up to four times where it is interpolated: it is never below 1.02e-10,
+# mostly not below 4.1e-10, and levels near that are out of reach whatever the images say. At this level it costs 4 %.
 SMALLEST_LEVEL = 1e-8
 LARGEST_LEVEL = 0.5  # a claim that is as likely false as true is none
 

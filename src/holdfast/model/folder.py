@@ -302,7 +302,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, by
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder} cannot be read", found=str(error), do="copy the model folder again") from error
     described = {name: record.get(name) for name in _DESCRIBED}
-    now = _fingerprint(described, state, assets)
+    try:
+        now = _fingerprint(described, state, assets)
+    except (ValueError, RecursionError) as error:  # half a letter, a number that is none, tables without end
+        raise UserError(f"{folder / DESCRIPTION} is no description of a model", found=str(error)[:200]) from error
     if now != record["fingerprint"]:
         raise FaultError(
             f"the model in {folder} was changed after it was written",
