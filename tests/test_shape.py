@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import UserError
-from holdfast.shape import Each, Maybe, below_one, between, check_shape, count, filled, flag, number, one_of, text
+from holdfast.shape import Each, Filled, Maybe, below_one, between, check_shape, count, flag, number, one_of, text
 
 SHAPE = {
     "name": text,
@@ -17,7 +17,7 @@ SHAPE = {
     "margin": below_one,
     "kind": one_of("old", "new"),
     "on": flag,
-    "tasks": filled([{"task": text, "n": number}]),
+    "tasks": Filled([{"task": text, "n": number}]),
     "by_class": Each(number),
     "note": Maybe(text),
 }
@@ -55,7 +55,7 @@ def test_what_fits_passes() -> None:
         ({"kind": []}, "kind is not"),
         ({"on": 1}, "on is not"),
         ({"tasks": []}, "tasks is not"),
-        ({"tasks": [{"task": "a"}]}, "tasks is not"),
+        ({"tasks": [{"task": "a"}]}, "tasks.0.n is missing"),
         ({"by_class": {"a": 1, "b": None}}, "by_class.b is not"),
         ({"by_class": []}, "by_class is not"),
         ({"note": 3}, "note is not"),

@@ -1,7 +1,7 @@
 """Shapes of JSON that we wrote and read back: each part there and of its kind, or a sentence that names the part.
 
 A shape is a test of one value, a dict (a table with at least these keys), a list of one shape (a list of such), or one
-of :class:`Each` and :class:`Maybe` around another shape.
+of :class:`Each`, :class:`Filled` and :class:`Maybe` around another shape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 from holdfast.errors import UserError
 
 Test = Callable[[Any], bool]
-Shape = Any  # Test | Mapping[str, Shape] | list[Shape] | Each | Maybe
+Shape = Any  # Test | Mapping[str, Shape] | list[Shape] | Each | Filled | Maybe
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,22 @@ class Maybe:
     shape: Shape
 
 
+@dataclass(frozen=True)
+class Filled:
+    """This shape, a list or a table, and not empty."""
+
+    shape: Shape
+
+
 def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
     """Refuse a value that is not of a shape, with a :class:`UserError` that names the part and the file."""
     if isinstance(shape, Maybe):
         if value is not None:
             check_shape(value, shape.shape, file, where)
+    elif isinstance(shape, Filled):
+        check_shape(value, shape.shape, file, where)
+        if not value:
+            raise _wrong(file, where, value)
     elif isinstance(shape, Each):
         for name, one in _of_type(value, dict, file, where).items():
             check_shape(one, shape.shape, file, _inside(where, str(name)))
@@ -45,14 +56,17 @@ def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
         for place, one in enumerate(_of_type(value, list, file, where)):
             check_shape(one, cast("list[Shape]", shape)[0], file, _inside(where, str(place)))
     elif isinstance(shape, Mapping):
-        table = _of_type(value, dict, file, where)
-        for name, inner in cast("Mapping[str, Shape]", shape).items():
-            if name in table:
-                check_shape(table[name], inner, file, _inside(where, name))
-            elif not isinstance(inner, Maybe):
-                raise UserError(f"{file}: {_inside(where, name)} is missing", do=_REMEDY)
+        _check_table(_of_type(value, dict, file, where), cast("Mapping[str, Shape]", shape), file, where)
     elif not shape(value):
         raise _wrong(file, where, value)
+
+
+def _check_table(table: dict[str, Any], shape: Mapping[str, Shape], file: Path, where: str) -> None:
+    for name, inner in shape.items():
+        if name in table:
+            check_shape(table[name], inner, file, _inside(where, name))
+        elif not isinstance(inner, Maybe):
+            raise UserError(f"{file}: {_inside(where, name)} is missing", do=_REMEDY)
 
 
 def _of_type(value: Any, kind: type, file: Path, where: str) -> Any:
@@ -67,7 +81,7 @@ def _wrong(file: Path, where: str, value: Any) -> UserError:
 
 def _shown(value: Any) -> str:
     try:
-        return reprlib.repr(value)
+        return reprlib.repr(value)[:200]
     except ValueError:  # a whole number with more digits than Python writes
         return "a number with thousands of digits"
 
@@ -119,16 +133,3 @@ def below_one(value: Any) -> bool:
 def one_of(*values: str) -> Test:
     """One of these words."""
     return lambda value: value in values
-
-
-def filled(shape: Shape) -> Test:
-    """A list or table of this shape that is not empty."""
-
-    def test(value: Any) -> bool:
-        try:
-            check_shape(value, shape, Path())
-        except UserError:
-            return False
-        return len(value) > 0
-
-    return test

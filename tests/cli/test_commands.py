@@ -69,17 +69,33 @@ def test_unknown_commands_and_options_are_the_users_mistake(holdfast: Any) -> No
         (('architecture = "tiny"', 'start = "nowhere"'), "not a model folder"),
         (("[train]", "[certify]\nmargin = 1.5\n[train]"), "must lie in [0, 1)"),
         (("[train]", "[method]\nname = 'holdfst'\n[train]"), "holdfast"),
+        (("[train]", "[train]\nsteps = true"), "train.steps: Input should be a valid integer"),
+        (("[train]", '[train]\nsteps = "40"'), "found: '40'"),
+        (("[train]", "[certify]\nhold_back = [nan]\n[train]"), "hold_back.0: Input should be a finite number"),
+        (("[train]", "[certify]\nconfidence = 0.9999999999999\n[train]"), "from 0.5 to 0.99999999"),
+        (("[train]", "[certify]\nlooks = 100000000\n[train]"), "fewer looks"),
+        (('architecture = "tiny"', 'architecture = "tiny"\nhead_rank = 1000000000'), "at most 32"),
+        (('architecture = "tiny"', 'architecture = "tiny"\nfreeze = "towers"\nhead_rank = 0'), "nothing to train"),
+        (
+            ('architecture = "tiny"', 'architecture = "tiny"\nfreeze = "towers"\n[method]\nname = "flyp"'),
+            "nothing to train",
+        ),
+        (('target = "eight"', 'target = "eight"\ntemplate = []'), "template is empty"),
+        (("[train]", "[train]\n" + "x." * 100 + "x = 1"), "nested too deeply"),
     ],
 )
 def test_a_mistake_in_the_round_is_explained(
-    holdfast: Any, tmp_path: Path, change: tuple[str, str], expected: str
+    holdfast: Any, tmp_path: Path, change: tuple[str, str], expected: str, tried: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried("bad inputs")
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path / "ledger"))
     path = tmp_path / "ROUND.toml"
     path.write_text(ROUND.replace(*change))
     code, out, error = holdfast("develop", str(path), "--out", str(tmp_path / "run"))
     assert code == 2, error
     assert expected in " ".join(error.split())
     assert "Traceback" not in out + error
+    assert not [one for one in (tmp_path / "run").glob("*") if one.name != ".lock"]  # the folder can be used again
 
 
 def test_a_run_folder_that_is_not_empty_is_refused(holdfast: Any, tmp_path: Path) -> None:
@@ -128,3 +144,46 @@ def test_the_papers_form_is_a_switch(holdfast: Any, tmp_path: Path) -> None:
     assert code == 2
     assert 'method.name = "rm"' in error
     assert "leave out --as-published" in error
+
+
+LONG = "x" * 5000
+NOWHERE = ("/dev/zero", "/dev/null", LONG, "", "none")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("develop", one) for one in NOWHERE),
+        *(("tune", one) for one in NOWHERE),
+        *(("bench", one) for one in NOWHERE),
+        *(("compare", one) for one in NOWHERE),
+        *(("verify", one) for one in NOWHERE),
+        *(("report", one) for one in NOWHERE),
+        *(("certify", one) for one in NOWHERE),
+        *(("diagnose", one) for one in NOWHERE),
+        *(("export", one, "out") for one in NOWHERE),
+        *(("evaluate", one, "digits") for one in NOWHERE),
+        *(("track", one, "--to", "tensorboard") for one in NOWHERE),
+        ("compare", "digits", "--jobs", "0"),
+        ("bench", "--shape", "tny"),
+        ("bench", "--shape", "tiny", "--steps", "0"),
+        ("bench", "--shape", "tiny", "--device", "tpu"),
+        ("track", "run", "--to", "tensorboard", "--register", "name"),
+        ("diagnose", "run", "--memory", "inf"),
+        ("diagnose", "run", "--memory", "nan"),
+        ("diagnose", "run", "--beta", "inf"),
+        ("diagnose", "run", "--beta", "nan"),
+        ("diagnose", "run", "--images", "0"),
+        ("evaluate", "model", "digits", "--batch-size", "0"),
+    ],
+    ids=lambda words: " ".join(words)[:60],
+)
+def test_paths_and_numbers_that_cannot_be_used_are_a_sentence(
+    words: tuple[str, ...], holdfast: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Any
+) -> None:
+    tried("bad inputs")
+    monkeypatch.chdir(tmp_path)
+    code, out, error = holdfast(*words)
+    assert code == 2, error
+    assert "Traceback" not in out + error
+    assert len(error.strip().splitlines()) in range(1, 8)

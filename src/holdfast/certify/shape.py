@@ -8,14 +8,14 @@ from typing import Any
 
 from holdfast.certify.claims import Claim, Verdict
 from holdfast.errors import UserError
-from holdfast.shape import Each, Maybe, Shape, below_one, between, check_shape, filled, one_of, text
+from holdfast.shape import Each, Filled, Maybe, Shape, below_one, between, check_shape, one_of, text
 
 _SETTINGS: dict[str, Shape] = {
-    "margins": filled(Each(below_one)),
+    "margins": Filled(Each(below_one)),
     "confidence": between(0.0, 1.0),
     "claim": one_of(*Claim),
     "target": Maybe(text),
-    "groups": Each(filled([text])),
+    "groups": Each(Filled([text])),
     "labels": [text],
     "level": Maybe(between(0.0, 1.0)),
 }

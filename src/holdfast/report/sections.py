@@ -421,7 +421,7 @@ def _record(content: RunContent) -> Markup:
         ("data", state.get("data")),
         ("run", state.get("fingerprint")),
     ]
-    counts = state.get("counts", {})
+    counts = state.get("counts") or {}
     facts += [(f"images: {name.replace('_', ' ')}", f"{number:,}") for name, number in counts.items()]
     parts = [tag("dl", *((tag("dt", name), tag("dd", value)) for name, value in facts if value is not None))]
     if content.ledger:

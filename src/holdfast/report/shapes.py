@@ -14,6 +14,7 @@ from holdfast.certify.claims import Verdict
 from holdfast.errors import UserError
 from holdfast.shape import (
     Each,
+    Filled,
     Maybe,
     Shape,
     anything,
@@ -21,7 +22,6 @@ from holdfast.shape import (
     between,
     check_shape,
     count,
-    filled,
     flag,
     number,
     one_of,
@@ -30,7 +30,7 @@ from holdfast.shape import (
 
 _SHARE = between(0.0, 1.0)
 _COMPARISON = {
-    "tasks": filled(
+    "tasks": Filled(
         Each(
             {
                 "examples": between(1, 1e12),
@@ -61,7 +61,7 @@ _BIT: dict[str, Shape] = {
     "tasks": [_ROW],
     "sealed": Maybe({"retired": Maybe(flag), "looks": Maybe(count)}),
 }
-_FULL: dict[str, Shape] = {**_BIT, "level": _SHARE, "tasks": filled([_TESTED]), "target": Maybe(_TESTED)}
+_FULL: dict[str, Shape] = {**_BIT, "level": _SHARE, "tasks": Filled([_TESTED]), "target": Maybe(_TESTED)}
 _CERTIFY: dict[str, Shape] = {
     "confidence": Maybe(between(0.5, 1.0)),
     "looks": Maybe(between(1, 1e9)),
@@ -87,13 +87,13 @@ _STATE: dict[str, Shape] = {
 }
 _RESULT: dict[str, Shape] = {
     "target": text,
-    "protected": filled([text]),
+    "protected": Filled([text]),
     "kept_old": flag,
     "chosen": Maybe(text),
     "verdict": Maybe(text),
     "reason": text,
     "order": [text],
-    "candidates": filled([{"name": text, "step": text, "lambda": number, "held": Maybe(number), "dev": _COMPARISON}]),
+    "candidates": Filled([{"name": text, "step": text, "lambda": number, "held": Maybe(number), "dev": _COMPARISON}]),
     "test": Maybe(_COMPARISON),
     "frontier": Maybe([{"candidate": text, "target_gain": number, "dev_safety": number, "worst_task": text}]),
     "bought_by_margin": Maybe([{"margin": number, "target_gain": number}]),
