@@ -1,4 +1,4 @@
-"""What is tried how often, and whether it ended well: ``python tools/reliability.py`` runs those tests and prints a table.
+"""What is tried how often, and whether it ended well: runs those tests and prints a table (``make reliability``).
 
 Tests say what they tried with the fixture ``tried``; the slow ones are run, too. ``--quick`` leaves them out.
 """
