@@ -30,7 +30,7 @@ from holdfast.rounds.develop import develop, resume_config
 from holdfast.rounds.inspect import verify_project
 from holdfast.rounds.lineage import Project
 from holdfast.rounds.next_round import develop_in, resume_in
-from tests.faults.points import Points
+from tests.faults.killer import Killer
 
 ROUND: dict[str, Any] = {
     "task": {"target": "eight", "template": "the digit {}"},
@@ -48,13 +48,14 @@ ROUND: dict[str, Any] = {
 SKIPPED = ("metrics.jsonl", "checkpoints/")  # how fast training was; the optimizer's state
 
 
-def in_child(work: Callable[[], object], kill_at: int | None = None, count: Path | None = None) -> int:
+def in_child(work: Callable[[], object], kill_at: int = 0, count: Path | None = None) -> int:
     """Run ``work`` in a child that is killed at a point; how it ended. ``count`` is told how many points it passed."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            points = Points(kill_at).install()
+            points = Killer(kill_at)
+            points.watch()
             work()
             points.counting = False
             if count is not None:
