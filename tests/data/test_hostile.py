@@ -27,15 +27,15 @@ from pictures import encode, picture, write_folder
 from PIL import Image
 
 from holdfast.config import SourceConfig
-from holdfast.data.bdd100k import count_labels, read_labels
 from holdfast.data.catalogue import Catalogue, count_problems
 from holdfast.data.images import FORMATS, MAX_BYTES, BadImage, evaluation_view, open_image, to_rgb
 from holdfast.data.inspection import contact_sheet, look
 from holdfast.data.pack import pack
-from holdfast.data.places365 import read_categories
 from holdfast.data.prompts import read_prompts
 from holdfast.data.sources import catalogue, guess_source, list_source
-from holdfast.data.store import list_store, open_store
+from holdfast.data.sources.bdd100k import count_labels, read_labels
+from holdfast.data.sources.places365 import read_categories
+from holdfast.data.sources.store import list_store, open_store
 from holdfast.errors import HoldfastError, UserError
 
 Tried = Callable[..., None]
@@ -440,7 +440,7 @@ def test_a_row_that_is_larger_than_any_picture(tmp_path: Path, tried: Tried) -> 
 
 def test_a_row_group_that_unpacks_to_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried) -> None:
     """A dictionary of one entry, named by every row: a kilobyte on disk, any number of gigabytes in memory."""
-    monkeypatch.setattr("holdfast.data.containers._MAX_GROUP", 64 << 20)
+    monkeypatch.setattr("holdfast.data.sources.containers._MAX_GROUP", 64 << 20)
     row = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array([bytes(1 << 20)]))
     write_table(tmp_path / "a.parquet", {"image": row}, compression="zstd", store_schema=False)
     assert (tmp_path / "a.parquet").stat().st_size < 10_000

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.config import SourceConfig
 from holdfast.data.pack import pack
-from holdfast.data.store import BLOCK, open_store
+from holdfast.data.sources.store import BLOCK, open_store
 from holdfast.errors import UserError
 from holdfast.locks import LOCK
 from tests.data.pictures import write_folder

@@ -34,10 +34,10 @@ from holdfast.artifacts import (
 )
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Listing, Problem, check_limit, content_and_image, in_order
+from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
-from holdfast.data.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.sources import list_source
-from holdfast.data.store import BLOCK, FORMAT, INDEX, JOURNAL, PLAN, VERSION, Store, open_store
+from holdfast.data.sources.store import BLOCK, FORMAT, INDEX, JOURNAL, PLAN, VERSION, Store, open_store
 from holdfast.errors import UserError
 from holdfast.locks import LOCK, one_writer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem, number_of, readable_name
-from holdfast.data.files import find_files, pictures_in, read_lines, walk_pictures
+from holdfast.data.sources.files import find_files, pictures_in, read_lines, walk_pictures
 from holdfast.errors import UserError
 
 CATEGORIES = "categories_places365.txt"

@@ -25,7 +25,7 @@ from torch import Tensor
 from holdfast.artifacts import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
-from holdfast.data.signatures import SIDE
+from holdfast.data.dedup.signatures import SIDE
 from holdfast.data.tasks import Pixels
 from holdfast.errors import FaultError, UserError
 
