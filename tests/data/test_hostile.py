@@ -440,7 +440,7 @@ def test_a_row_that_is_larger_than_any_picture(tmp_path: Path, tried: Tried) -> 
 
 def test_a_row_group_that_unpacks_to_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried) -> None:
     """A dictionary of one entry, named by every row: a kilobyte on disk, any number of gigabytes in memory."""
-    monkeypatch.setattr("holdfast.data.sources.containers._MAX_GROUP", 64 << 20)
+    monkeypatch.setattr("holdfast.data.containers._MAX_GROUP", 64 << 20)
     row = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array([bytes(1 << 20)]))
     write_table(tmp_path / "a.parquet", {"image": row}, compression="zstd", store_schema=False)
     assert (tmp_path / "a.parquet").stat().st_size < 10_000

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from holdfast.data.containers import printable
 from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.images import BadImage, open_image, to_rgb
-from holdfast.data.sources.containers import printable
 from holdfast.data.tasks import Pixels
 from holdfast.errors import UserError
 

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from holdfast.artifacts import read_json
+from holdfast.data.containers import RowGroups, is_outside, member_key, tar_members
 from holdfast.data.images import MAX_BYTES, SUFFIXES, BadImage, open_image, read_picture, to_rgb
-from holdfast.data.sources.containers import RowGroups, is_outside, member_key, tar_members
 from holdfast.errors import HoldfastError
 
 SIDE = 112  # pixels of a thumbnail's longer side

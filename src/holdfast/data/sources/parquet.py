@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, readable_name
-from holdfast.data.sources.containers import CAPTIONS, LABELS, RowGroups, parse_json, printable
+from holdfast.data.containers import CAPTIONS, LABELS, RowGroups, parse_json, printable
 from holdfast.data.sources.files import container_files, split_in_name
 from holdfast.errors import UserError
 
