@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+UV := 0.13.7
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test test-all check format docs clean
+.PHONY: help setup demo test test-all check format lock reliability clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,8 +17,9 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "holdfast needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	@$(BIN)/uv --version 2>/dev/null | grep -q '^uv $(UV)' || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 
@@ -35,6 +37,13 @@ test: check  ## checks and the default tests (under 10 minutes on two cores)
 
 test-all: check  ## everything, the slow tests too
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+lock: $(READY)  ## renew requirements.lock from pyproject.toml: exact versions and hashes, no addresses
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev pyproject.toml \
+	  --no-header --no-annotate --no-emit-index-url --generate-hashes -o requirements.lock
+
+reliability: $(READY)  ## what is tried how often: signals, faults, bad inputs, hostile archives, addresses
+	$(BIN)/python tools/reliability.py
 
 format: $(READY)  ## rewrite the code as the linter wants it
 	$(BIN)/ruff check --fix .

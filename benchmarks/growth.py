@@ -28,7 +28,7 @@ mpl.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.machine import commit, machine
-from holdfast.data.store import PackedPixels
+from holdfast.data.sources.store import PackedPixels
 from holdfast.data.tasks import LabelledSet, RoundData, TaskSpec
 from holdfast.evaluate.predict import predict
 from holdfast.runtime import Runtime

@@ -34,7 +34,7 @@ from holdfast.artifacts import fingerprint_bytes, write_json
 from holdfast.config import SourceConfig
 from holdfast.data.images import evaluation_view, open_image, to_rgb
 from holdfast.data.pack import pack
-from holdfast.data.store import BLOCK, PackedPixels, open_store
+from holdfast.data.sources.store import BLOCK, PackedPixels, open_store
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 RESULT = Path(__file__).parent / "results" / "pack.json"

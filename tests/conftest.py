@@ -35,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "shared_data" in item.keywords:
                 item.add_marker(skip)
+    if os.environ.get("HOLDFAST_ONLY_TRIED"):  # tools/reliability.py
+        items[:] = [item for item in items if "tried" in getattr(item, "fixturenames", ())]
 
 
 @pytest.fixture

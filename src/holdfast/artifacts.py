@@ -122,7 +122,7 @@ def read_regular(path: Path, limit: int) -> bytes:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, f"{_kind_of_file(status.st_mode)}, not a regular file", str(path))
-        content = b"" if status.st_size > limit else file.read(limit + 1)
+        content = b"" if status.st_size > limit else file.read(limit + 1) or b""
         if status.st_size > limit or len(content) > limit:
             raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
         return content
@@ -162,7 +162,7 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} cannot be read", found=error.strerror or str(error)) from error
     except RecursionError as error:
         raise UserError(f"{path} is not readable as JSON", found="it is nested too deeply") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no JSON, no UTF-8, a number of thousands of digits
         raise UserError(f"{path} is not readable as JSON", found=str(error)) from error
 
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +29,8 @@ def one_writer(folder: Path) -> Generator[None]:
     file = _acquire(path)
     _HELD.add(file)
     try:
-        path.write_text(json.dumps(_myself()), encoding="utf-8")
+        with suppress(OSError):  # a full disk: it is held all the same, and nobody can be told by whom
+            path.write_text(json.dumps(_myself()), encoding="utf-8")
         yield
     finally:
         _HELD.discard(file)

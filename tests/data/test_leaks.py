@@ -15,9 +15,9 @@ from PIL import Image
 from holdfast.config import DataConfig, SourceConfig, TaskConfig
 from holdfast.data.assemble import assemble
 from holdfast.data.catalogue import count_problems
-from holdfast.data.hamming import HammingIndex
-from holdfast.data.leaks import Pictures, find_leaks, near_duplicates, pictures_of, refuse_leaks, similar_features
-from holdfast.data.signatures import make_signatures, perceptual_hashes, thumbnail, variant_hashes
+from holdfast.data.dedup.hamming import HammingIndex
+from holdfast.data.dedup.leaks import Pictures, find_leaks, near_duplicates, pictures_of, refuse_leaks, similar_features
+from holdfast.data.dedup.signatures import make_signatures, perceptual_hashes, thumbnail, variant_hashes
 from holdfast.data.sources import catalogue
 from holdfast.errors import FaultError
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from pictures import encode, picture, write_folder
 
 from holdfast.config import DataConfig, SourceConfig, TaskConfig
-from holdfast.data import store as store_module
 from holdfast.data.assemble import assemble
-from holdfast.data.leaks import find_leaks, pictures_of
+from holdfast.data.dedup.leaks import find_leaks, pictures_of
 from holdfast.data.pack import pack
 from holdfast.data.pixels import gather
 from holdfast.data.sources import catalogue, guess_source
-from holdfast.data.store import BLOCK, PackedPixels, open_store
+from holdfast.data.sources import store as store_module
+from holdfast.data.sources.store import BLOCK, PackedPixels, open_store
 from holdfast.errors import FaultError, UserError
 
 

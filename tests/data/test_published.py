@@ -11,11 +11,11 @@ import pytest
 from pictures import NO_SHARED, SHARED, encode, picture, write_folder
 
 from holdfast.config import SourceConfig
-from holdfast.data.bdd100k import count_labels, read_labels, split_labels
 from holdfast.data.catalogue import count_problems
-from holdfast.data.places365 import read_categories
 from holdfast.data.prompts import article, fill, words_of
 from holdfast.data.sources import catalogue, guess_source, list_source
+from holdfast.data.sources.bdd100k import count_labels, read_labels, split_labels
+from holdfast.data.sources.places365 import read_categories
 from holdfast.errors import UserError
 
 # Official training totals (method section 8: train + val there), the rest of the 69,863 images undefined.

@@ -141,7 +141,7 @@ def meet(rank: int, world: int, meeting: str) -> Runtime:
     """Join the others."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(minutes=30)
     )
     return Runtime(torch.device("cpu"), rank, world)
 

@@ -26,7 +26,7 @@ def together(
     arguments = (world, str(tmp_path / f"meeting-{world}"), str(tmp_path), names, where, options)
     context = multiprocessing.spawn(one_rank, arguments, nprocs=world, join=False)  # pyright: ignore
     for process in context.processes:
-        process.join(timeout=240)
+        process.join()
     if not check:
         return []
     assert [process.exitcode for process in context.processes] == [0] * world

@@ -70,8 +70,7 @@ def start() -> Generator[Start]:
 
 
 def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while process.poll() is None:
         if metrics.exists() and any(one["step"] >= step for one in read_jsonl(metrics)):
             return
         time.sleep(0.005)
@@ -88,14 +87,14 @@ def test_killed_and_resumed_ends_with_the_same_bits(start: Start, tmp_path: Path
     toml = tmp_path / "ROUND.toml"
     toml.write_text(ROUND.format(steps=14))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert start("develop", str(toml), "--out", str(whole), "-q").wait(180) in (0, 4)
+    assert start("develop", str(toml), "--out", str(whole), "-q").wait() in (0, 4)
     process = start("develop", str(toml), "--out", str(parts), "-q")
     for step in (4, 11):
         wait_for_step(process, parts / "metrics.jsonl", step)
         process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
         process = start("develop", "--resume", str(parts), "-q")
-    assert process.wait(180) in (0, 4)
+    assert process.wait() in (0, 4)
     assert records(whole) == records(parts)
     for name in ("model/model.safetensors", "result.json", "predictions/new-test.parquet"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
@@ -107,7 +106,7 @@ def test_sigterm_finishes_the_step_and_says_how_to_go_on(start: Start, tmp_path:
     process = start("develop", str(toml), "--out", str(run), "-q")
     wait_for_step(process, run / "metrics.jsonl", 3)
     process.terminate()
-    _, message = process.communicate(timeout=120)
+    _, message = process.communicate()
     assert process.returncode == 143
     assert f"holdfast develop --resume {run}" in message.decode()
     assert len(list((run / "checkpoints").glob("step-*.pt"))) == 1

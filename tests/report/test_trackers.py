@@ -96,10 +96,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", files]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
     try:
-        end = time.monotonic() + 180
-        while time.monotonic() < end:
+        while process.poll() is None:
             try:
-                with urllib.request.urlopen(f"{address}/health", timeout=2):
+                with urllib.request.urlopen(f"{address}/health", timeout=60):
                     break
             except OSError:
                 time.sleep(0.5)
@@ -108,7 +107,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait()
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from holdfast.config import SourceConfig
     from holdfast.data.catalogue import Problem
+    from holdfast.data.dedup.leaks import Features, Pictures
     from holdfast.data.inspection import Looked
-    from holdfast.data.leaks import Features, Pictures
 
 Kind = Annotated[str | None, typer.Option(help="How to read it. Default: by what lies there.", show_default=False)]
 Attribute = Annotated[str, typer.Option(help="BDD100K: the attribute that is the class (weather, scene, timeofday).")]
@@ -73,10 +73,10 @@ def data(
 
     The first thing to run on data of your own. Nothing is changed.
     """
-    from holdfast.data.bdd100k import count_labels
     from holdfast.data.catalogue import build
     from holdfast.data.inspection import contact_sheet, copies, look, table_of
     from holdfast.data.sources import list_source
+    from holdfast.data.sources.bdd100k import count_labels
 
     console = Console(highlight=False, soft_wrap=True)
     if source.endswith(".json"):
@@ -216,7 +216,7 @@ def leaks(
 
     Ends with exit code 3 where a pair is found.
     """
-    from holdfast.data.leaks import describe, find_leaks
+    from holdfast.data.dedup.leaks import describe, find_leaks
 
     console = Console(highlight=False, soft_wrap=True)
     features = None if model is None else features_of(model)
@@ -249,7 +249,7 @@ def _sets(
 ) -> Iterable[tuple[str, Pictures, Pictures | None]]:
     """What is compared with what, named."""
     from holdfast.data.catalogue import build, join
-    from holdfast.data.leaks import pictures_of
+    from holdfast.data.dedup.leaks import pictures_of
     from holdfast.data.sources import list_source
 
     if first.endswith(".toml"):
@@ -269,7 +269,7 @@ def _roles_of(round_file: Path, features: Features | None) -> Iterable[tuple[str
     """Training images of a round against its dev, sealed and test images."""
     from holdfast.config import DataConfig, TaskConfig, parse, read_toml
     from holdfast.data.assemble import task_spec
-    from holdfast.data.leaks import pictures_of
+    from holdfast.data.dedup.leaks import pictures_of
     from holdfast.data.roles import assign
     from holdfast.data.sources import catalogue
     from holdfast.data.tasks import Role

@@ -14,7 +14,7 @@ import typer
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
-    from holdfast.data.leaks import Pictures
+    from holdfast.data.dedup.leaks import Pictures
     from holdfast.data.retrieve.similarity import Embed
 
 retrieve_app = typer.Typer(
@@ -346,7 +346,7 @@ def check_against(text: str) -> None:
 
 def protected_pictures(text: str) -> tuple[str, Pictures]:
     """The pictures that ``--against`` names: a source of any kind that the command line knows, or a round's."""
-    from holdfast.data.leaks import pictures_of
+    from holdfast.data.dedup.leaks import pictures_of
     from holdfast.data.sources import catalogue, guess_source
 
     if text.endswith(".toml"):

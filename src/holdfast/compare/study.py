@@ -16,6 +16,7 @@ from holdfast.compare.pool import Runner
 from holdfast.compare.records import JobFolder
 from holdfast.compare.run import Action, Outcome
 from holdfast.errors import UserError
+from holdfast.locks import one_writer
 from holdfast.rounds.develop import candidate_name
 from holdfast.rounds.tune import tune
 
@@ -35,8 +36,13 @@ class StudyResult:
 
 
 def run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bool = True) -> StudyResult:
-    """Run what has not run yet, choose, score test once, write tables and figures."""
+    """Run what has not run yet, choose, score test once, write tables and figures. One process at a time in ``out``."""
     out = out.resolve()
+    with one_writer(out):
+        return _run_study(study, out, runner, say, figures=figures)
+
+
+def _run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bool) -> StudyResult:
     start = _start(study, out, runner, say, figures)
     jobs = plan(study, out, start)
     _remember(study, out)

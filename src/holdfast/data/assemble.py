@@ -13,12 +13,12 @@ import pyarrow as pa
 from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.catalogue import Catalogue, Problem, check_limit, join
-from holdfast.data.files import split_role
-from holdfast.data.leaks import find_leaks, pictures_of, refuse_leaks
+from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks
 from holdfast.data.pixels import Gathered, gather
 from holdfast.data.prompts import class_prompts, fill, read_prompts, words_of
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
 from holdfast.data.sources import catalogue
+from holdfast.data.sources.files import split_role
 from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec, label_index
 from holdfast.errors import UserError, nearest
 

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from holdfast.data.containers import printable
+from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.images import BadImage, open_image, to_rgb
-from holdfast.data.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.tasks import Pixels
 from holdfast.errors import UserError
 
@@ -221,7 +222,8 @@ def _identify(listing: Listing, position: int) -> str | Problem:
     try:
         content = listing.reader.content(listing.indices[position])
     except (OSError, BadImage) as error:
-        return Problem("unreadable", entry.locator, getattr(error, "strerror", None) or str(error))
+        kind = error.kind if isinstance(error, BadImage) else "unreadable"
+        return Problem(kind, entry.locator, getattr(error, "strerror", None) or str(error))
     if not content:
         return Problem("unreadable", entry.locator, "the file is empty")
     return hashlib.sha256(content).hexdigest()
@@ -253,5 +255,4 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int
 
 def readable_name(path: Path) -> str:
     """A path as text that any file can hold: bytes that are no UTF-8 are escaped, accents have one spelling."""
-    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", printable(str(path)))

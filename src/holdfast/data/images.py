@@ -10,14 +10,21 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from holdfast.artifacts import read_regular
 from holdfast.errors import UserError
 
 # Larger pictures are refused before a single pixel is decoded: they are bombs, or scans that nobody meant to train on.
 MAX_PIXELS = 64_000_000
+# Longer files are refused before they are read. MAX_PIXELS with four channels, uncompressed, are fewer bytes.
+MAX_BYTES = 256 << 20
 
 # Formats are named, because some of Pillow's other readers start external programs.
 Image.init()
@@ -39,7 +46,10 @@ INTERPOLATIONS = {
 }
 
 # What Pillow's readers raise on truncated files, broken chunks and headers that lie.
-_BROKEN = (OSError, ValueError, SyntaxError, IndexError, KeyError, TypeError, OverflowError, EOFError, struct.error)
+_BROKEN = (
+    *(OSError, ValueError, SyntaxError, IndexError, KeyError, TypeError, EOFError, ArithmeticError, RuntimeError),
+    *(MemoryError, struct.error, zlib.error, Image.DecompressionBombError),
+)
 
 # Our own limit is below the one at which Pillow warns, and is an error.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -47,6 +57,28 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 class BadImage(Exception):  # noqa: N818 - it names the thing
     """A file that is no readable picture, and why. Counted, named and skipped up to a limit."""
+
+    kind = "unreadable"  # what it is counted as
+
+
+class UnsafeName(BadImage):
+    """A name within a source that points outside it."""
+
+    kind = "unsafe name"
+
+
+def read_picture(path: Path) -> bytes:
+    """The bytes of a picture file; an OSError where it is no regular file, or a longer one than any picture."""
+    return read_regular(path, MAX_BYTES)
+
+
+@contextmanager
+def decoding() -> Generator[None]:
+    """Whatever Pillow raises on a broken picture is a :class:`BadImage`."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise BadImage(f"cannot be decoded: {error}") from error
 
 
 def interpolation_filter(name: str) -> Image.Resampling:
@@ -67,6 +99,8 @@ def open_image(content: bytes) -> Image.Image:
     except _BROKEN as error:
         raise BadImage("no picture in a known format") from error
     width, height = image.size
+    if width < 1 or height < 1:
+        raise BadImage(f"{width} x {height} pixels")
     if width * height > MAX_PIXELS:
         raise BadImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}: refused as an image bomb")
     return image
@@ -79,14 +113,12 @@ def is_animated(image: Image.Image) -> bool:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Decode to upright RGB; a truncated or broken picture is a :class:`BadImage`."""
-    try:
+    with decoding():
         if is_animated(image):
             image.seek(0)
         image.load()
         image = ImageOps.exif_transpose(image)
         return _convert(image)
-    except _BROKEN as error:
-        raise BadImage(f"cannot be decoded: {error}") from error
 
 
 def _convert(image: Image.Image) -> Image.Image:
@@ -111,6 +143,8 @@ def evaluation_view(image: Image.Image, size: int, interpolation: str = "bicubic
     """
     width, height = image.size
     short, long = min(width, height), int(size * max(width, height) / min(width, height))
+    if size * long > max(MAX_PIXELS, 4 * size * size):  # a line of pixels becomes a very long one
+        raise BadImage(f"{width} x {height} pixels, {size} x {long} when resized: refused as an image bomb")
     resized = (size, long) if width == short else (long, size)
     if resized != (width, height):
         image = image.resize(resized, interpolation_filter(interpolation))

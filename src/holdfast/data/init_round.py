@@ -9,8 +9,8 @@ from pathlib import Path
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Listing
-from holdfast.data.files import split_role
 from holdfast.data.sources import guess_source, list_source
+from holdfast.data.sources.files import split_role
 from holdfast.data.tasks import Role
 from holdfast.errors import UserError, nearest
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
+from holdfast.artifacts import write_atomic
 from holdfast.data.catalogue import BytesReader, Catalogue, Problem, in_order
-from holdfast.data.images import BadImage, is_animated, open_image, to_rgb
+from holdfast.data.images import BadImage, decoding, is_animated, open_image, to_rgb
 
 _ORIENTATION = 0x0112  # the EXIF tag that says how the camera was held
 
@@ -71,11 +72,12 @@ def look(
             if not isinstance(reader, BytesReader):
                 return "pixels", reader.image(indices[row]).size, []
             image = open_image(reader.content(indices[row]))
-            found = (image.format or "?", image.size, _treatment(image))
+            with decoding():
+                found = (image.format or "?", image.size, _treatment(image))
             to_rgb(image)
             return found
         except (BadImage, OSError) as error:
-            return str(error)
+            return getattr(error, "strerror", None) or str(error)
 
     for done, (row, found) in enumerate(zip(rows, in_order(open_one, rows.tolist(), workers), strict=True), 1):
         if isinstance(found, str):
@@ -129,10 +131,10 @@ def contact_sheet(catalogue: Catalogue, path: Path, *, columns: int = 8, rows: i
             left = text + column * (side + 4)
             try:
                 image = catalogue.readers[readers[row]].image(indices[row])
-                sheet.paste(ImageOps.pad(image, (side, side), color="white"), (left, top))
+                with decoding():  # a line of pixels cannot be made to fit
+                    sheet.paste(ImageOps.pad(image, (side, side), color="white"), (left, top))
             except (BadImage, OSError):
                 draw.rectangle((left, top, left + side, top + side), outline="red", width=2)
                 draw.line((left, top, left + side, top + side), fill="red", width=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, "PNG")
+    write_atomic(path, lambda temporary: sheet.save(temporary, "PNG"))
     return len(shown)

@@ -2,7 +2,8 @@
 
 A block's pictures are written and flushed to disk before a line in the journal says so. Starting again lists the
 source, finds it unchanged, and writes the blocks that no whole line speaks of, or in which pictures could not be
-read. The header is written last and makes the store valid.
+read. The header is written last and makes the store valid. One process writes at a time
+(:mod:`holdfast.locks`); another that comes meanwhile is told of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,14 +21,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.artifacts import fingerprint_bytes, fingerprint_json, read_jsonl, write_atomic, write_json
+from holdfast.artifacts import (
+    clear_temporaries,
+    fingerprint_bytes,
+    fingerprint_file,
+    fingerprint_json,
+    is_temporary,
+    read_json,
+    read_jsonl,
+    write_atomic,
+    write_json,
+)
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Listing, Problem, check_limit, content_and_image, in_order
+from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
-from holdfast.data.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.sources import list_source
-from holdfast.data.store import BLOCK, FORMAT, INDEX, VERSION, Store, open_store
+from holdfast.data.sources.store import BLOCK, FORMAT, INDEX, JOURNAL, PLAN, VERSION, Store, open_store
 from holdfast.errors import UserError
+from holdfast.locks import LOCK, one_writer
 
 Progress = Callable[[int, int], None]  # pictures done, pictures in all
 
@@ -59,13 +72,37 @@ def pack(
     listing = list_source(config, root or Path())
     if config.kind == "pack":
         raise UserError("a packed store is not packed again", do="give the source it was made of")
+    try:
+        return _pack(listing, out, size, interpolation, workers or min(8, os.cpu_count() or 1), limit, progress)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out}",
+            found=error.strerror or str(error),
+            do="free some space and run the same command again: it goes on where it stopped",
+        ) from error
+
+
+def _pack(
+    listing: Listing,
+    out: Path,
+    size: int,
+    interpolation: str,
+    workers: int,
+    limit: float,
+    progress: Progress | None,
+) -> Store:
     rows = _rows(listing)
     plan = _plan(listing, rows, size, interpolation)
-    done = _begin(out, plan)
-    if done is None:
-        return open_store(out)
-    _write_blocks(listing, rows, out, plan, done, workers or min(8, os.cpu_count() or 1), progress)
-    return _finish(listing, rows, out, plan, limit)
+    if _is_finished(out, plan) and not _leftovers(out):
+        return open_store(out)  # nothing to write: it may lie where nothing can be written
+    _refuse_other_files(out)
+    with one_writer(out):
+        if _is_finished(out, plan):
+            _clean_up(out)
+            return open_store(out)
+        done = _begin(out, plan)
+        _write_blocks(listing, rows, out, plan, done, workers, progress)
+        return _finish(listing, rows, out, plan, limit)
 
 
 def _rows(listing: Listing) -> list[list[int]]:
@@ -91,20 +128,45 @@ def _plan(listing: Listing, rows: list[list[int]], size: int, interpolation: str
     }
 
 
-def _begin(out: Path, plan: dict[str, Any]) -> set[int] | None:
-    """Blocks that are there already, every picture of them; None for a finished store of the same plan."""
-    if (out / "store.json").exists():
-        header = open_store(out).header
-        if all(header.get(key) == value for key, value in plan.items()):
-            return None
+def _is_finished(out: Path, plan: dict[str, Any]) -> bool:
+    """Whether the store is there; one of another plan is refused."""
+    if not (out / "store.json").exists():
+        return False
+    header = open_store(out).header
+    if any(header.get(key) != value for key, value in plan.items()):
         raise _other_plan(out)
-    if not (out / "plan.json").exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"{out} is not empty", expected="a folder that does not exist yet, or an unfinished store")
-        write_json(out / "plan.json", plan)
-    if json.loads((out / "plan.json").read_text(encoding="utf-8")) != plan:
+    return True
+
+
+def _leftovers(out: Path) -> list[Path]:
+    """What a kill after the header was written leaves behind."""
+    return [path for path in out.iterdir() if path.name in (PLAN, JOURNAL) or is_temporary(path)]
+
+
+def _clean_up(out: Path) -> None:
+    clear_temporaries(out)
+    for name in (JOURNAL, PLAN):
+        (out / name).unlink(missing_ok=True)
+
+
+def _refuse_other_files(out: Path) -> None:
+    """A folder with anything in it but a store, or what a kill in a store's first write left, is somebody else's."""
+    if not out.exists():
+        return
+    names = {path.name for path in out.iterdir() if not is_temporary(path)} - {LOCK} if out.is_dir() else {out.name}
+    if names and not names & {PLAN, "store.json"}:
+        raise UserError(f"{out} is not empty", expected="a folder that does not exist yet, or an unfinished store")
+
+
+def _begin(out: Path, plan: dict[str, Any]) -> set[int]:
+    """Blocks that are there already, every picture of them."""
+    _refuse_other_files(out)
+    clear_temporaries(out)
+    if not (out / PLAN).exists():
+        write_json(out / PLAN, plan)
+    if read_json(out / PLAN) != plan:
         raise _other_plan(out)
-    return {number for number, line in _journal(out).items() if not line["bad"]}
+    return {number for number, line in _journal(out, plan["rows"]).items() if not line["bad"]}
 
 
 def _other_plan(out: Path) -> UserError:
@@ -115,15 +177,32 @@ def _other_plan(out: Path) -> UserError:
     )
 
 
-def _journal(out: Path) -> dict[int, dict[str, Any]]:
+def _journal(out: Path, rows: int) -> dict[int, dict[str, Any]]:
     """The last whole line of the journal about each block; half a line, as a kill leaves it, is passed over."""
-    path = out / "journal.jsonl"
+    path = out / JOURNAL
     if not path.exists():
         return {}
     try:
-        return {int(line["block"]): line for line in read_jsonl(path)}
-    except json.JSONDecodeError as error:
+        if not path.is_file():
+            raise ValueError("it is not a regular file")
+        lines = {line["block"]: line for line in read_jsonl(path)}
+        if not all(_is_line(line, rows) for line in lines.values()):
+            raise ValueError("a line that speaks of no block of this store")
+        return lines
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is broken", found=str(error), do=f"remove {out} and pack again") from error
+
+
+def _is_line(line: dict[str, Any], rows: int) -> bool:
+    number, ids, small, bad = (line[key] for key in ("block", "ids", "small", "bad"))
+    count = min(rows - number * BLOCK, BLOCK)
+    return (
+        number >= 0
+        and len(ids) == count > 0
+        and all(0 <= position < count for position in (*small, *map(int, bad)))
+        and all(isinstance(text, str) for text in (line["digest"], *bad.values()))
+        and all((identity is None) == (str(position) in bad) for position, identity in enumerate(ids))
+    )
 
 
 def _write_blocks(
@@ -136,13 +215,15 @@ def _write_blocks(
     progress: Progress | None,
 ) -> None:
     lengths = {"pixels.bin": 3 * plan["size"] ** 2, "thumbs.bin": SIDE**2}
-    handles = {name: os.open(out / name, os.O_RDWR | os.O_CREAT, 0o644) for name in lengths}
-    journal = (out / "journal.jsonl").open("ab")
-    try:
+    todo = [number for number in range(-(-len(rows) // BLOCK)) if number not in done]
+    with ExitStack() as opened:
+        handles: dict[str, int] = {}
         for name, length in lengths.items():
+            handles[name] = os.open(out / name, os.O_RDWR | os.O_CREAT, 0o644)
+            opened.callback(os.close, handles[name])
             os.ftruncate(handles[name], length * len(rows))
-        journal.truncate(_whole_lines(out / "journal.jsonl"))
-        todo = [number for number in range(-(-len(rows) // BLOCK)) if number not in done]
+        journal = opened.enter_context((out / JOURNAL).open("ab"))
+        os.ftruncate(journal.fileno(), _whole_lines(out / JOURNAL))
         for count, (number, block) in enumerate(_blocks(listing, rows, plan, todo, workers), len(done) + 1):
             arrays = _stack(block, plan["size"])
             for (name, length), array in zip(lengths.items(), arrays, strict=True):
@@ -153,16 +234,6 @@ def _write_blocks(
             os.fdatasync(journal.fileno())
             if progress is not None:
                 progress(min(count * BLOCK, len(rows)), len(rows))
-    except OSError as error:
-        raise UserError(
-            f"cannot write {out}",
-            found=error.strerror or str(error),
-            do="free some space and run the same command again: it goes on where it stopped",
-        ) from error
-    finally:
-        journal.close()
-        for handle in handles.values():
-            os.close(handle)
 
 
 def _whole_lines(path: Path) -> int:
@@ -178,9 +249,9 @@ def _blocks(
         index = listing.indices[rows[row][0]]
         try:
             content, image = content_and_image(listing.reader, index)
+            view = evaluation_view(image, plan["size"], plan["interpolation"])
         except (OSError, BadImage) as error:
             return getattr(error, "strerror", None) or str(error)
-        view = evaluation_view(image, plan["size"], plan["interpolation"])
         identity = hashlib.sha256(content).hexdigest()
         return _Packed(identity, view, thumbnail(image), min(image.size) < SMALL)
 
@@ -217,7 +288,7 @@ def _line(number: int, block: list[_Packed | str], views: np.ndarray) -> dict[st
 
 
 def _finish(listing: Listing, rows: list[list[int]], out: Path, plan: dict[str, Any], limit: float) -> Store:
-    journal = [line for _, line in sorted(_journal(out).items())]
+    journal = [line for _, line in sorted(_journal(out, len(rows)).items())]
     ids: list[str | None] = [identity for line in journal for identity in line["ids"]]
     small = {BLOCK * line["block"] + position for line in journal for position in line["small"]}
     bad = [
@@ -241,14 +312,13 @@ def _finish(listing: Listing, rows: list[list[int]], out: Path, plan: dict[str, 
     write_atomic(out / "index.arrow", lambda temporary: _write_index(temporary, table))
     header = plan | {
         "examples": len({line["example_id"] for line in lines}),
-        "index": fingerprint_bytes((out / "index.arrow").read_bytes()),
+        "index": fingerprint_file(out / "index.arrow"),
         "blocks": [line["digest"] for line in journal],
         "problems": [[one.kind, one.where, one.detail] for one in (*listing.problems, *bad)],
     }
     header["fingerprint"] = fingerprint_json({key: header[key] for key in ("size", "interpolation", "index", "blocks")})
     write_json(out / "store.json", header)
-    for name in ("plan.json", "journal.jsonl"):
-        (out / name).unlink()
+    _clean_up(out)
     return open_store(out)
 
 

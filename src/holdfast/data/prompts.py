@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.artifacts import read_json
 from holdfast.config import read_toml
+from holdfast.data.containers import printable
 from holdfast.errors import UserError, nearest
 
 # Sound decides, not spelling: these begin with a vowel that is spoken as a consonant, or the other way round.
@@ -102,9 +103,13 @@ def class_prompts(
 
 def read_prompts(path: Path, classes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Sentences by class from a JSON or TOML file: ``class = "sentence"`` or a list of sentences."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path} is not a regular file", expected="a JSON or TOML file of sentences")
     try:
         values: Any = read_json(path) if path.suffix.lower() == ".json" else read_toml(path)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise UserError(f"{path} is not readable", found="it is nested too deeply") from error
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} is not readable", found=str(error)) from error
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no table", expected='class = "sentence" or class = ["sentence", …]')
@@ -117,6 +122,8 @@ def read_prompts(path: Path, classes: Sequence[str]) -> dict[str, tuple[str, ...
             or not all(isinstance(one, str) and one.strip() for one in sentences)
         ):
             raise UserError(f"{path}: {name!r} has no sentences", expected="a sentence or a list of sentences")
+        if any(printable(one) != one for one in sentences):
+            raise UserError(f"{path}: a sentence of {name!r} is no text", expected="whole Unicode characters")
         if name not in classes:
             raise UserError(f"{path}: {name!r} is no class of this round", do=nearest(name, classes))
         result[name] = tuple(sentences)

@@ -6,8 +6,10 @@ A file that is gone, or whose bytes are no longer those of the example, gives no
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
+import math
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,10 +22,18 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from holdfast.artifacts import read_json
-from holdfast.data.images import SUFFIXES, BadImage, open_image, to_rgb
+from holdfast.data.containers import RowGroups, is_outside, member_key, tar_members
+from holdfast.data.images import MAX_BYTES, SUFFIXES, BadImage, open_image, read_picture, to_rgb
+from holdfast.errors import HoldfastError
 
 SIDE = 112  # pixels of a thumbnail's longer side
 TINY = 48  # smaller pictures keep their pixels and are enlarged by the browser
+
+# What reading a source raises that was moved, changed or broken since the run.
+_NO_PICTURE = (
+    *(HoldfastError, BadImage, OSError, ValueError, LookupError, TypeError),
+    *(tarfile.TarError, pa.ArrowException),
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,9 @@ class Pictures:
 
     def __init__(self, roles: Path, root: Path) -> None:
         self._roles, self._root = roles, root
-        self._tables: dict[Path, pa.ChunkedArray | None] = {}
+        self._tables: dict[Path, RowGroups] = {}
         self._shards: dict[Path, dict[str, tuple[int, int]]] = {}
-        self._stores: dict[Path, _Store | None] = {}
+        self._stores: dict[Path, _Store] = {}
 
     def places(self, ids: Iterable[str]) -> dict[str, Place]:
         """Where the given examples lie."""
@@ -64,7 +74,7 @@ class Pictures:
         """The example's picture, or None where it cannot be found unchanged."""
         try:
             image = self._image(identity, place)
-        except (OSError, BadImage, ValueError, KeyError, IndexError, tarfile.TarError, pa.ArrowInvalid):
+        except _NO_PICTURE:
             return None
         return None if image is None else _encoded(image)
 
@@ -75,8 +85,9 @@ class Pictures:
             return Image.fromarray(array).convert("RGB") if same else None
         folder = self._find(place.source)
         if folder is not None and (folder / "store.json").is_file():
-            store = self._stores.setdefault(folder, _Store.open(folder))
-            return store.image(identity) if store is not None else None
+            if folder not in self._stores:
+                self._stores[folder] = _Store.open(folder)
+            return self._stores[folder].image(identity)
         content = self._content(place.locator)
         if content is None or hashlib.sha256(content).hexdigest() != identity:
             return None
@@ -102,28 +113,21 @@ class Pictures:
     def _content(self, locator: str) -> bytes | None:
         file = self._find(locator)
         if file is not None:
-            return file.read_bytes() if file.is_file() else None
+            return read_picture(file)
         name, mark, inside = locator.rpartition("#")
         archive = self._find(name) if mark else None
-        if archive is None:
+        if archive is None or not archive.is_file():
             return None
         return self._row(archive, int(inside)) if archive.suffix == ".parquet" else self._member(archive, inside)
 
-    def _row(self, file: Path, row: int) -> bytes | None:
+    def _row(self, file: Path, row: int) -> bytes:
         if file not in self._tables:
-            self._tables[file] = _picture_column(file)
-        column = self._tables[file]
-        value = None if column is None else column[row].as_py()
-        return value.get("bytes") if isinstance(value, dict) else value
+            self._tables[file] = RowGroups([file])
+        return self._tables[file].picture(0, row)
 
     def _member(self, shard: Path, key: str) -> bytes | None:
         if shard not in self._shards:
-            with tarfile.open(shard, "r:") as archive:
-                self._shards[shard] = {
-                    _key(member.name): (member.offset_data, member.size)
-                    for member in archive
-                    if member.isreg() and PurePosixPath(member.name).suffix.lower() in SUFFIXES
-                }
+            self._shards[shard] = _pictures_of(shard)
         if key not in self._shards[shard]:
             return None
         offset, size = self._shards[shard][key]
@@ -132,18 +136,18 @@ class Pictures:
             return file.read(size)
 
 
-def _key(member: str) -> str:
-    path = PurePosixPath(member)
-    return str(path.parent / path.name.partition(".")[0])
-
-
-def _picture_column(file: Path) -> pa.ChunkedArray | None:
-    schema = pq.read_schema(file)
-    for field in sorted(schema, key=lambda one: one.name != "image"):
-        is_struct = pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0
-        if is_struct or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            return pq.read_table(file, columns=[field.name])[field.name]
-    return None
+def _pictures_of(shard: Path) -> dict[str, tuple[int, int]]:
+    """Offset and size of the pictures in a tar file, by their example's key; of a name used twice, the first."""
+    found: dict[str, tuple[int, int]] = {}
+    seen: set[str] = set()
+    with contextlib.suppress(tarfile.TarError, OSError):  # what comes before is used
+        for member in tar_members(shard):
+            path = PurePosixPath(member.name)
+            is_picture = member.isreg() and not member.issparse() and path.suffix.lower() in SUFFIXES
+            if is_picture and not is_outside(path) and member.size <= MAX_BYTES and member.name not in seen:
+                seen.add(member.name)
+                found[member_key(member.name)] = (member.offset_data, member.size)
+    return found
 
 
 @dataclass(frozen=True)
@@ -154,11 +158,13 @@ class _Store:
     rows: Mapping[str, int]
 
     @classmethod
-    def open(cls, folder: Path) -> _Store | None:
+    def open(cls, folder: Path) -> _Store:
         header = read_json(folder / "store.json")
+        shape = (int(header["rows"]), 3, int(header["size"]), int(header["size"]))
+        if not (folder / "index.arrow").is_file() or (folder / "pixels.bin").stat().st_size != math.prod(shape):
+            raise FileNotFoundError(f"{folder} is not a whole store")
         with pa.memory_map(str(folder / "index.arrow")) as file:
             index = pa.ipc.open_file(file).read_all()
-        shape = (int(header["rows"]), 3, int(header["size"]), int(header["size"]))
         array = np.memmap(folder / "pixels.bin", np.uint8, "r", shape=shape)
         return cls(array, dict(zip(index["example_id"].to_pylist(), index["row"].to_pylist(), strict=True)))
 

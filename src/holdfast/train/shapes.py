@@ -10,7 +10,7 @@ import torch
 
 from holdfast.config import HoldfastConfig, TrainConfig
 from holdfast.data.loaders import ViewSettings
-from holdfast.data.store import PackedPixels
+from holdfast.data.sources.store import PackedPixels
 from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.methods.base import Method
 from holdfast.methods.holdfast import Holdfast

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from holdfast.artifacts import fingerprint_ids, fingerprint_json, write_atomic, write_text
+from holdfast.data.dedup.leaks import CORRELATION, DISTANCE, Match, Pictures, find_leaks
+from holdfast.data.dedup.signatures import SMALL, make_signatures, thumbnail
 from holdfast.data.images import BadImage, open_image, to_rgb
-from holdfast.data.leaks import CORRELATION, DISTANCE, Match, Pictures, find_leaks
 from holdfast.data.retrieve.download import FetchLimits
 from holdfast.data.retrieve.fetch import open_store_to_read, read_fetched
 from holdfast.data.retrieve.manifest import RetrievalFolder, fingerprint_step
 from holdfast.data.retrieve.shards import Record, ShardStore, write_tar
-from holdfast.data.signatures import SMALL, make_signatures, thumbnail
 
 LeakCheck = Callable[[Pictures, Pictures | None], list[Match]]
 

@@ -1,8 +1,8 @@
 """Leaks: the same picture, or nearly the same, where two sets must not share any.
 
 Exact copies are found by content hash. Near copies (encoded again, resized, mirrored, up to 5 % cut off any side) are
-found by perceptual hash without comparing all pairs (:mod:`holdfast.data.hamming`), and every candidate is checked by
-correlating thumbnails. Features of a model, where a callable hands them in, find further ones.
+found by perceptual hash without comparing all pairs (:mod:`holdfast.data.dedup.hamming`), and every candidate is
+checked by correlating thumbnails. Features of a model, where a callable hands them in, find further ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from holdfast.data.catalogue import Catalogue, Problem, in_order
-from holdfast.data.hamming import HammingIndex
+from holdfast.data.dedup.hamming import HammingIndex
+from holdfast.data.dedup.signatures import Signatures, coarse_correlation, correlation, make_signatures, variant_hashes
 from holdfast.data.images import BadImage
-from holdfast.data.signatures import Signatures, coarse_correlation, correlation, make_signatures, variant_hashes
 from holdfast.errors import FaultError
 
 DISTANCE = 8  # of 63 bits; measured on real photographs in benchmarks/leaks.py, as is the next

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from holdfast.data.catalogue import Entry, Listing
-from holdfast.data.signatures import thumbnail
+from holdfast.data.dedup.signatures import thumbnail
 from holdfast.data.tasks import Pixels
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

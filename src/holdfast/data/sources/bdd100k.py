@@ -6,6 +6,7 @@ pooled split of a rare class (foggy, tunnel: train and validation together, 40/3
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Any
 
 from holdfast.artifacts import read_json
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, number_of, readable_name
-from holdfast.data.files import find_files
+from holdfast.data.catalogue import Entry, Listing, Problem, number_of, readable_name
+from holdfast.data.containers import printable
+from holdfast.data.sources.files import find_files, pictures_in
 from holdfast.errors import UserError, nearest
 
 UNDEFINED = "undefined"  # the label file's word for an attribute that nobody gave
@@ -41,7 +43,7 @@ def read_labels(path: Path, attribute: str, official: str) -> list[Label]:
     """The images of one official label file with one of their attributes; boxes are passed over."""
     values: Any = read_json(path)
     frames: Any = values.get("frames") if isinstance(values, dict) else values
-    if not isinstance(frames, list) or not all(isinstance(one, dict) and "name" in one for one in frames):
+    if not isinstance(frames, list) or not all(_is_frame(one, attribute) for one in frames):
         raise UserError(f"{path} is not a BDD100K label file", expected='a list of {"name": …, "attributes": {…}}')
     labels: list[Label] = []
     known: Counter[str] = Counter()
@@ -49,10 +51,17 @@ def read_labels(path: Path, attribute: str, official: str) -> list[Label]:
         attributes = frame.get("attributes") or {}
         known.update(attributes.keys())
         value = attributes.get(attribute)
-        labels.append(Label(str(frame["name"]), official, None if value is None else str(value)))
+        labels.append(Label(printable(str(frame["name"])), official, None if value is None else printable(str(value))))
     if labels and attribute not in known:
         raise UserError(f"{path} has no attribute {attribute!r}", do=nearest(attribute, known))
     return labels
+
+
+def _is_frame(value: Any, attribute: str) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("attributes") or {}, dict):
+        return False
+    texts = (value.get("name", []), (value.get("attributes") or {}).get(attribute))
+    return not any(isinstance(text, (list, dict)) for text in texts)
 
 
 def count_labels(path: Path, attribute: str) -> dict[str, int]:
@@ -85,7 +94,7 @@ def split_labels(labels: Iterable[Label], pooled: Sequence[str]) -> list[tuple[L
 
 def list_bdd100k(config: SourceConfig, path: Path) -> Listing:
     """The images under ``path`` whose label has the attribute; what does not fit together is counted and reported."""
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise UserError(f"{path} is not a folder", expected="the folder that holds BDD100K's images and labels")
     labels: list[Label] = []
     pictures: dict[tuple[str, str], Path] = {}
@@ -120,7 +129,7 @@ def list_bdd100k(config: SourceConfig, path: Path) -> Listing:
     rows = split_labels(found, config.pooled)
     files = [pictures[label.official, label.name] for label, _ in rows]
     entries = [Entry(readable_name(f), label.value, None, split) for f, (label, split) in zip(files, rows, strict=True)]
-    return Listing(readable_name(path), entries, BytesReader(lambda index: files[index].read_bytes()), problems)
+    return Listing(readable_name(path), entries, pictures_in(files), problems)
 
 
 def _once(labels: list[Label], problems: list[Problem]) -> list[Label]:

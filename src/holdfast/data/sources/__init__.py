@@ -11,14 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.bdd100k import LABEL_FILES, list_bdd100k
 from holdfast.data.catalogue import Catalogue, Listing, build, join, readable_name
-from holdfast.data.digits import list_digits
-from holdfast.data.files import expand, find_files, list_csv, list_folder, walk_pictures
-from holdfast.data.parquet import list_parquet
-from holdfast.data.places365 import CATEGORIES, list_places365
-from holdfast.data.shards import list_webdataset
-from holdfast.data.store import list_store
+from holdfast.data.sources.bdd100k import LABEL_FILES, list_bdd100k
+from holdfast.data.sources.csv import list_csv
+from holdfast.data.sources.digits import list_digits
+from holdfast.data.sources.files import expand, find_files, walk_pictures
+from holdfast.data.sources.folder import list_folder
+from holdfast.data.sources.parquet import list_parquet
+from holdfast.data.sources.places365 import CATEGORIES, list_places365
+from holdfast.data.sources.store import list_store
+from holdfast.data.sources.webdataset import list_webdataset
 from holdfast.errors import UserError, nearest
 
 Lister = Callable[[SourceConfig, Path], Listing]

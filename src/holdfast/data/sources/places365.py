@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, number_of, readable_name
-from holdfast.data.files import find_files, walk_pictures
+from holdfast.data.catalogue import Entry, Listing, Problem, number_of, readable_name
+from holdfast.data.sources.files import find_files, pictures_in, read_lines, walk_pictures
 from holdfast.errors import UserError
 
 CATEGORIES = "categories_places365.txt"
@@ -15,10 +16,10 @@ VALIDATION = "places365_val.txt"
 
 def read_categories(path: Path) -> list[str]:
     """``/a/airfield 0`` … as ``airfield`` …, in the order of their numbers."""
+    lines = [line.split() for line in read_lines(path)]
     try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         numbered = {int(number): name for name, number in lines}
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not the category list", expected="lines such as `/a/airfield 0`") from error
     if sorted(numbered) != list(range(len(numbered))) or len(numbered) != len(lines):
         raise UserError(f"{path}: the numbers of the categories do not count up from 0, each once")
@@ -34,7 +35,7 @@ def split_of(example_id: str) -> str:
 
 def list_places365(config: SourceConfig, path: Path) -> Listing:
     """``train/airfield/*.jpg``, ``data_256/a/airfield/*.jpg``; validation images by folder or by the official list."""
-    found = find_files(path, CATEGORIES)
+    found = find_files(path, CATEGORIES) if os.path.isdir(path) else []
     if not found:
         raise UserError(f"{CATEGORIES} is not under {path}", do="put the official category list beside the images")
     categories = read_categories(found[0])
@@ -57,8 +58,7 @@ def list_places365(config: SourceConfig, path: Path) -> Listing:
         raise UserError(f"no pictures of Places365 under {path}", expected="train/airfield/*.jpg and the like")
     empty = sorted(set(categories) - {str(entry.label) for entry in entries})
     problems += [Problem("category without pictures", name) for name in empty]
-    reader = BytesReader(lambda index: files[index].read_bytes())
-    return Listing(readable_name(path), entries, reader, problems, decide_split=split_of)
+    return Listing(readable_name(path), entries, pictures_in(files), problems, decide_split=split_of)
 
 
 def _folder_names(categories: list[str]) -> dict[str, str]:
@@ -82,9 +82,8 @@ def _validation_numbers(path: Path) -> dict[str, int]:
     if not found:
         return {}
     try:
-        lines = [line.split() for line in found[0].read_text(encoding="utf-8").splitlines() if line.strip()]
-        return {name: int(number) for name, number in lines}
-    except (UnicodeDecodeError, ValueError) as error:
+        return {name: int(number) for name, number in map(str.split, read_lines(found[0]))}
+    except ValueError as error:
         raise UserError(
             f"{found[0]} is not the list of validation images", expected="lines such as `a.jpg 165`"
         ) from error

@@ -5,7 +5,6 @@ Nothing is ever unpacked: pictures are read from their place in the archive, and
 
 from __future__ import annotations
 
-import json
 import os
 import tarfile
 import threading
@@ -15,8 +14,9 @@ from typing import Any
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, readable_name
-from holdfast.data.files import SPLITS, expand
-from holdfast.data.images import SUFFIXES, BadImage
+from holdfast.data.containers import is_outside, member_key, parse_json, printable, tar_members
+from holdfast.data.images import MAX_BYTES, SUFFIXES, BadImage
+from holdfast.data.sources.files import container_files, read_lines, split_in_name
 from holdfast.errors import UserError
 
 _TEXTS = (".txt", ".json", ".cls")
@@ -25,12 +25,10 @@ _MAX_TEXT = 1 << 20  # bytes; a larger caption or label file is a mistake or an 
 
 def list_webdataset(config: SourceConfig, path: Path) -> Listing:
     """All examples of all shards; a shard that is cut short gives what is whole in it."""
-    shards = [shard for one in expand(path) for shard in ([one] if one.is_file() else sorted(one.rglob("*.tar")))]
-    if not shards:
-        raise UserError(f"no .tar files under {path}")
     places: list[tuple[int, int, int]] = []
     entries: list[Entry] = []
     problems: list[Problem] = []
+    shards = [shard for shard, _ in container_files(path, ".tar", problems)]
     names = _class_names(shards[0].parent)
     for number, shard in enumerate(shards):
         found = list(_examples(shard, problems))
@@ -44,7 +42,7 @@ def list_webdataset(config: SourceConfig, path: Path) -> Listing:
                 problems.append(Problem("example without text or label", where))
             places.append((number, *one.picture))
             label = one.label if names is None else _named(one.label, names)
-            entries.append(Entry(where, label, one.caption, one.split or _split_of(shard)))
+            entries.append(Entry(where, label, one.caption, one.split or split_in_name(shard)))
     if not entries:
         raise UserError(f"{path} holds no pictures", expected="members such as 0001.jpg, 0001.txt, 0001.cls")
     return Listing(readable_name(path), entries, BytesReader(_Shards(shards, places).picture), problems)
@@ -67,25 +65,25 @@ def _examples(shard: Path, problems: list[Problem]) -> Iterator[_Example]:
     seen: set[str] = set()
     name = readable_name(shard)
     try:
-        with tarfile.open(shard, "r:") as archive:
-            for member in archive:
-                _take(archive, member, name, found, seen, problems)
-    except (tarfile.TarError, EOFError, OSError) as error:
+        handle = os.open(shard, os.O_RDONLY)
+        try:
+            size = os.fstat(handle).st_size
+            for member in tar_members(shard):
+                _take(handle, size, member, name, found, seen, problems)
+        finally:
+            os.close(handle)
+    except (tarfile.TarError, OSError) as error:
         if shard.suffix in (".gz", ".xz", ".bz2", ".tgz", ".zst"):
             raise UserError(
                 f"{name} is compressed", do="unpack it to a plain .tar: pictures are compressed already"
             ) from None
         problems.append(Problem("broken shard", name, f"{error}; what comes before is used"))
-    size = shard.stat().st_size
-    for one in found.values():
-        if one.picture is not None and sum(one.picture) > size:
-            problems.append(Problem("broken shard", f"{name}#{one.key}", "the shard ends inside this picture"))
-            one.picture = None
-        yield one
+    yield from found.values()
 
 
 def _take(
-    archive: tarfile.TarFile,
+    handle: int,
+    end: int,
     member: tarfile.TarInfo,
     shard: str,
     found: dict[str, _Example],
@@ -96,35 +94,35 @@ def _take(
     path = PurePosixPath(member.name)
     if member.isdir():
         return
-    if path.is_absolute() or ".." in path.parts:
+    if is_outside(path):
         problems.append(Problem("unsafe name", where, "points outside the archive: not read"))
         return
-    if not member.isreg():
-        problems.append(Problem("link in a shard", where, "not followed"))
+    if not member.isreg() or member.issparse():
+        what = "sparse member" if member.issparse() else "link in a shard"
+        problems.append(Problem(what, where, "not read" if member.issparse() else "not followed"))
         return
     stem, dot, ending = path.name.partition(".")
     suffix = PurePosixPath(f"x.{ending}").suffix.lower() if dot else ""
     if stem == "" or suffix not in (*_TEXTS, *SUFFIXES):
         return
-    key = str(path.parent / stem)
     if member.name in seen:
         problems.append(Problem("name used twice", where, "the first one is used"))
         return
     seen.add(member.name)
+    key = member_key(member.name)
     example = found.setdefault(key, _Example(key))
-    if suffix in SUFFIXES:
+    limit = MAX_BYTES if suffix in SUFFIXES else _MAX_TEXT
+    if member.size > limit:
+        problems.append(Problem("too large", where, f"{member.size:,} bytes, more than {limit:,}: not read"))
+    elif member.offset_data + member.size > end:
+        problems.append(Problem("broken shard", where, "the shard ends inside this member"))
+    elif suffix in SUFFIXES:
         example.picture = (member.offset_data, member.size)
-        return
-    content = b"" if member.size > _MAX_TEXT else _content(archive, member)
-    try:
-        _describe(example, suffix, content.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        problems.append(Problem("unreadable text", where, str(error)))
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return b"" if file is None else file.read()
+    else:
+        try:
+            _describe(example, suffix, os.pread(handle, member.size, member.offset_data).decode("utf-8"))
+        except ValueError as error:
+            problems.append(Problem("unreadable text", where, str(error)))
 
 
 def _describe(example: _Example, suffix: str, text: str) -> None:
@@ -133,39 +131,39 @@ def _describe(example: _Example, suffix: str, text: str) -> None:
     elif suffix == ".cls":
         example.label = text.strip() or None
     else:
-        values: Any = json.loads(text)
-        if isinstance(values, dict):
-            example.caption = example.caption or _first(values, ("caption", "text", "title"))
-            example.label = example.label or _first(values, ("label", "class", "cls"))
-            example.split = _first(values, ("split",))
+        values = parse_json(text)
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        caption, label = _first(values, ("caption", "text", "title")), _first(values, ("label", "class", "cls"))
+        example.split = _first(values, ("split",))
+        example.caption, example.label = example.caption or caption, example.label or label
     example.described = example.described or bool(example.caption or example.label)
 
 
 def _first(values: dict[str, Any], names: Sequence[str]) -> str | None:
-    return next((str(values[name]).strip() for name in names if values.get(name) not in (None, "")), None)
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, (list, dict)):
+            raise ValueError(f"its {name!r} is no text")
+        if value is not None and value != "":
+            return printable(str(value)).strip() or None
+    return None
 
 
 def _class_names(folder: Path) -> list[str] | None:
     """``classnames.txt`` beside the shards names the numbers in ``.cls`` members, one a line."""
     for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
-        if file.is_file():
-            return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if file.exists():
+            return [line.strip() for line in read_lines(file)]
     return None
 
 
 def _named(label: str | None, names: list[str]) -> str | None:
-    if label is None or not label.isdigit():
+    if label is None or not (label.isascii() and label.isdigit()):
         return label
-    if int(label) >= len(names):
-        raise UserError(f"class {label} has no name", expected=f"0 to {len(names) - 1}, as classnames.txt has")
+    if len(label) > 100 or int(label) >= len(names):
+        raise UserError(f"class {label[:40]} has no name", expected=f"0 to {len(names) - 1}, as classnames.txt has")
     return names[int(label)]
-
-
-def _split_of(shard: Path) -> str | None:
-    for word in (shard.stem.split("-")[0].split("_")[0].lower(), shard.parent.name.lower()):
-        if word in SPLITS:
-            return word
-    return None
 
 
 class _Shards:

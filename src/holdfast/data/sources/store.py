@@ -22,16 +22,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from holdfast.artifacts import fingerprint_bytes, read_json
+from holdfast.artifacts import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
-from holdfast.data.signatures import SIDE
+from holdfast.data.dedup.signatures import SIDE
 from holdfast.data.tasks import Pixels
 from holdfast.errors import FaultError, UserError
 
 FORMAT = "holdfast packed store"
 VERSION = 1
 BLOCK = 256  # pictures that are written, made durable and noted down together
+PLAN, JOURNAL = "plan.json", "journal.jsonl"  # what an unfinished store has beside its data
 
 INDEX = pa.schema(
     [
@@ -132,8 +133,25 @@ class Store:
     @cached_property
     def index(self) -> pa.Table:
         """One line an example (a picture with several captions has several lines)."""
-        with pa.memory_map(str(self.path / "index.arrow")) as file:
-            return pa.ipc.open_file(file).read_all()
+        path = self.path / "index.arrow"
+        try:
+            if not path.is_file():
+                raise OSError("it is not a regular file")
+            with pa.memory_map(str(path)) as file:
+                index = pa.ipc.open_file(file).read_all()
+            index.validate(full=True)  # text that is no UTF-8 among it
+            if not index.schema.equals(INDEX):
+                raise ValueError("other columns than those of a store")
+            rows = index["row"].to_numpy()
+            if len(rows) and not 0 <= rows.min() <= rows.max() < self.rows:
+                raise ValueError(f"rows that the store does not have: it has {self.rows}")
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+            raise FaultError(
+                f"{path} is no index of a packed store",
+                found=str(error),
+                do="write the store again with `holdfast pack`",
+            ) from error
+        return index
 
     @cached_property
     def pixels(self) -> PackedPixels:
@@ -159,14 +177,14 @@ class Store:
                     f"{self.path}: the pictures of rows {rows[0]} to {rows[-1]} changed since they were packed",
                     do="write the store again with `holdfast pack`",
                 )
-        if fingerprint_bytes((self.path / "index.arrow").read_bytes()) != self.header["index"]:
+        if fingerprint_file(self.path / "index.arrow") != self.header["index"]:
             raise FaultError(f"{self.path}: the index changed since the store was packed", do="write the store again")
 
 
 def open_store(path: Path) -> Store:
     """Open a store; one that is unfinished, cut short or of another version is refused."""
-    if not (path / "store.json").exists():
-        unfinished = (path / "journal.jsonl").exists()
+    if not os.path.exists(path / "store.json"):
+        unfinished = os.path.exists(path / PLAN)
         raise UserError(
             f"{path} is {'an unfinished' if unfinished else 'no'} packed store",
             do="run the same `holdfast pack` again: it goes on where it stopped"
@@ -183,14 +201,32 @@ def open_store(path: Path) -> Store:
             found=f"version {header.get('version')}",
             do="pack the source again with this version of holdfast",
         )
+    if not _is_header(header):
+        raise FaultError(f"{path}/store.json is not as `holdfast pack` wrote it", do="write the store again")
     store = Store(path, header)
     for name, length in (("pixels.bin", 3 * store.size**2), ("thumbs.bin", SIDE**2)):
-        found = (path / name).stat().st_size if (path / name).exists() else 0
+        found = (path / name).stat().st_size if (path / name).is_file() else 0
         if found != store.rows * length:
             raise FaultError(
                 f"{path}/{name} is not whole", expected=f"{store.rows * length:,} bytes", found=f"{found:,} bytes"
             )
     return store
+
+
+def _is_header(header: dict[str, Any]) -> bool:
+    """Whether the values are of the types that ``pack`` writes, so that nothing trips over them later."""
+    numbers = [header.get(key) for key in ("size", "rows", "examples")]
+    texts = [header.get(key) for key in ("interpolation", "index", "fingerprint")]
+    blocks, problems = header.get("blocks"), header.get("problems")
+    return (
+        all(isinstance(number, int) and 0 <= number < 1 << 40 for number in numbers)
+        and isinstance(blocks, list)
+        and len(blocks) == -(-header["rows"] // BLOCK)
+        and all(isinstance(text, str) for text in (*texts, *blocks))
+        and isinstance(problems, list)
+        and all(isinstance(problem, list) and len(problem) in (2, 3) for problem in problems)
+        and all(isinstance(text, str) for problem in problems for text in problem)
+    )
 
 
 @dataclass(frozen=True)

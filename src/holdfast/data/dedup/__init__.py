@@ -1,0 +1,1 @@
+"""Finding copies: signatures of pictures, a search by Hamming distance, leaks between sets."""

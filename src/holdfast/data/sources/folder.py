@@ -1,0 +1,47 @@
+"""Folders of pictures: ``split/class/picture`` or ``class/picture``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.config import SourceConfig
+from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
+from holdfast.data.images import SUFFIXES
+from holdfast.data.sources.files import SPLITS, expand, pictures_in, walk_pictures
+from holdfast.errors import UserError
+
+
+def list_folder(config: SourceConfig, path: Path) -> Listing:
+    """``split/class/picture``, ``class/picture``, or pictures without a class; deeper folders belong to their class."""
+    files: list[Path] = []
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    for root in expand(path):
+        if not root.is_dir():
+            raise UserError(f"{root} is a file", expected="a folder of pictures", do="give the source its `kind`")
+        pictures = [(one, one.relative_to(root).parts) for one in walk_pictures(root)]
+        splits = _split_folders([parts for _, parts in pictures])
+        for name in sorted(splits - SPLITS.keys()):
+            problems.append(Problem("unknown split", name, "shared out like train"))
+        for file, parts in pictures:
+            split = readable_name(Path(parts[0])) if parts[0] in splits else None
+            inner = parts[1:] if split is not None else parts
+            label = readable_name(Path(inner[0])) if len(inner) > 1 else None
+            files.append(file)
+            entries.append(Entry(readable_name(file), label, None, split))
+    if not files:
+        raise UserError(f"no pictures under {path}", expected=f"files ending in {', '.join(sorted(SUFFIXES))}")
+    return Listing(readable_name(path), entries, pictures_in(files), problems)
+
+
+def _split_folders(paths: Sequence[tuple[str, ...]]) -> set[str]:
+    """Top folders that are splits: one bears a split's name and holds folders only (a class may be called `train`)."""
+    direct = {parts[0] for parts in paths if len(parts) == 2}
+    deep = {parts[0] for parts in paths if len(parts) > 2}
+    if any(name.lower() in SPLITS for name in deep - direct):
+        return deep - direct
+    if direct and not deep and all(name.lower() in SPLITS for name in direct) and direct & {"train", "test", "val"}:
+        # train/picture, test/picture: pictures without a class. A class called `train` has others beside it.
+        return direct
+    return set()
