@@ -285,6 +285,27 @@ def test_places_are_given_out_up_to_both_limits_and_no_further() -> None:
     assert max(max(moment.values()) for moment in seen) == 2
 
 
+def test_the_first_failure_ends_it_all_at_once() -> None:
+    """A row that never ends holds up neither the error nor the end."""
+    started: list[int] = []
+    ended: list[int] = []
+
+    async def work(row: Wanted) -> None:
+        started.append(row.index)
+        if row.index == 2:
+            raise UserError("the disk is full")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(row.index)
+
+    rows = [Wanted(i, "target", f"http://host{i}.test/", "text") for i in range(20)]
+    with pytest.raises(UserError, match="the disk is full"):
+        asyncio.run(ByHost(iter(rows), work, concurrency=5, per_host=1).run())
+    assert len(started) == 5, "nothing is begun after a failure"
+    assert sorted([*ended, 2]) == sorted(started), "and what was begun is ended"
+
+
 def test_one_busy_host_does_not_hold_up_the_others(prepare, make_picture) -> None:
     """Eight links of one host come first, and answer only when the four other hosts have been asked."""
     others_asked = asyncio.Event()
