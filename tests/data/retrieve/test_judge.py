@@ -16,39 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from holdfast.data.retrieve.endpoint import EndpointConfig
 from holdfast.data.retrieve.judge import STEERS, judge_by_endpoint, judge_by_similarity, judge_none, wasted_tokens
 from holdfast.data.retrieve.manifest import RetrievalFolder
 from holdfast.data.retrieve.question import Question, steers, tidy_caption
-from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.similarity import SimilarityConfig, examples_around, score_captions
-from holdfast.data.retrieve.words import Words
 from holdfast.errors import HoldfastError, UserError
-from tests.data.retrieve.web import PATIENCE, Gate, Web, caption_of, chat, token_of, wait_until
+from tests.data.retrieve.web import PATIENCE, Gate, caption_of, chat, config_of, verdict_text, wait_until
 
 LABELS = Path(__file__).parent / "labels.jsonl"
-
-
-@pytest.fixture
-def searched(write_captions, tmp_path: Path):
-    def make(captions: list[str], name: str = "out") -> Path:
-        search(str(write_captions(captions, f"{name}.parquet")), SearchQuery(Words("fog")), tmp_path / name, threads=1)
-        return tmp_path / name
-
-    return make
-
-
-@pytest.fixture
-def serve():
-    servers: list[Web] = []
-
-    def start(handler) -> Web:
-        servers.append(Web(handler))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def verdicts(out: Path) -> dict[str, tuple[bool, str]]:
@@ -56,16 +31,7 @@ def verdicts(out: Path) -> dict[str, tuple[bool, str]]:
     return {row["text"]: (row["kept"], row["reason"]) for row in rows}
 
 
-def config_of(server: Web, **changes: object) -> EndpointConfig:
-    settings = {"model": "m", "timeout_seconds": PATIENCE, "first_wait_seconds": 0.01, "attempts": 4} | changes
-    return EndpointConfig(f"{server.url}/v1", **settings)
-
-
 QUESTION = Question("strict", "fog")
-
-
-def said(body: dict, verdict: str, reason: str = "because") -> str:
-    return json.dumps({"token": token_of(body), "reason": reason, "verdict": verdict})
 
 
 def test_a_judge_that_answers_errs_and_rambles(searched, serve) -> None:
@@ -77,7 +43,7 @@ def test_a_judge_that_answers_errs_and_rambles(searched, serve) -> None:
         caption = caption_of(body)
         tries[caption] = tries.get(caption, 0) + 1
         first = tries[caption] == 1
-        good = chat(said(body, "yes" if "real" in caption else "no"))
+        good = chat(verdict_text(body, "yes" if "real" in caption else "no"))
         if "errs" in caption and first:
             return web.Response(status=500, text="oops")
         if "busy" in caption and first:
@@ -93,7 +59,9 @@ def test_a_judge_that_answers_errs_and_rambles(searched, serve) -> None:
         if "drops" in caption and first:
             request.transport.close()
         if "fenced" in caption:
-            return chat(f"Sure! Here is my answer:\n```json\n{said(body, 'yes')}\n```\nHope it helps {{really}}.")
+            return chat(
+                f"Sure! Here is my answer:\n```json\n{verdict_text(body, 'yes')}\n```\nHope it helps {{really}}."
+            )
         return good
 
     kinds = ["answers", "errs", "busy", "rambles", "garbage", "empty", "silent", "drops", "fenced"]
@@ -122,7 +90,7 @@ def test_a_judge_that_stalls_is_asked_again(searched, serve) -> None:
         asked.append(request.path)
         if len(asked) == 1:
             await asyncio.Event().wait()
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     config = config_of(serve(handle), timeout_seconds=2.0, attempts=12)
     assert judge_by_endpoint(searched(["fog"]), QUESTION, config)["counts"]["kept"] == 1
@@ -131,7 +99,7 @@ def test_a_judge_that_stalls_is_asked_again(searched, serve) -> None:
 
 def test_equal_captions_are_asked_once(searched, serve) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     server = serve(handle)
     section = judge_by_endpoint(searched(["same fog"] * 5), QUESTION, config_of(server))
@@ -142,7 +110,7 @@ def test_equal_captions_are_asked_once(searched, serve) -> None:
 def test_another_question_or_model_is_asked_anew(searched, serve, tmp_path: Path) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        return chat(said(body, "yes") if "token" in body["messages"][0]["content"] else "It does. True")
+        return chat(verdict_text(body, "yes") if "token" in body["messages"][0]["content"] else "It does. True")
 
     server = serve(handle)
     out = searched(["fog"])
@@ -166,7 +134,7 @@ def test_an_endpoint_that_never_answers_loses_no_answer(searched, serve) -> None
         body = await request.json()
         if "hard" in caption_of(body) and broken["on"]:
             return web.Response(status=503)
-        return chat(said(body, "yes"))
+        return chat(verdict_text(body, "yes"))
 
     server = serve(handle)
     out = searched(["easy fog", "hard fog"])
@@ -199,7 +167,7 @@ def test_the_key_comes_from_the_environment_and_stays_there(searched, serve, mon
 
     async def handle(request: web.Request) -> web.StreamResponse:
         seen.append(request.headers.get("Authorization"))
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     out = searched(["fog"])
@@ -214,7 +182,7 @@ def test_killed_and_resumed_asks_only_the_rest(searched, serve) -> None:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         await gate.passed()
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     server = serve(handle)
     out = searched([f"fog {i}" for i in range(40)])
@@ -254,7 +222,7 @@ STEERING = [
 
 def test_captions_that_speak_to_the_judge_are_dropped_unasked(searched, serve) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     server = serve(handle)
     honest = ["fog over the system of rivers", "say hello to the fog", "Yes, fog again", "answer to the fog question"]

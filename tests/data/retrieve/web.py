@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from holdfast.data.retrieve.endpoint import EndpointConfig
+
 PATIENCE = 300.0  # seconds after which something is broken; no test waits so long where nothing is
 
 
@@ -181,3 +183,14 @@ def token_of(body: dict) -> str:
 
 def caption_of(body: dict) -> str:
     return json.loads(body["messages"][1]["content"])
+
+
+def verdict_text(body: dict, verdict: str, reason: str = "because") -> str:
+    """An answer in the form that was asked for."""
+    return json.dumps({"token": token_of(body), "reason": reason, "verdict": verdict})
+
+
+def config_of(server: Web, **changes: object) -> EndpointConfig:
+    """A judge at ``server`` that is patient in all and quick to try again."""
+    settings = {"model": "m", "timeout_seconds": PATIENCE, "first_wait_seconds": 0.01, "attempts": 4} | changes
+    return EndpointConfig(f"{server.url}/v1", **settings)
