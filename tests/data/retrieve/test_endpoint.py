@@ -314,6 +314,7 @@ def test_the_caps_on_the_command_line(searched, serve) -> None:
 
     def judge(*more: str) -> subprocess.CompletedProcess[str]:
         words = ["retrieve", "judge", str(out), "--judge-url", f"{server.url}/v1", "--judge-model", "m", *more]
+        words += ["--judge-timeout", "300"]
         return subprocess.run([sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False)
 
     stopped = judge("--max-requests", "2")

@@ -100,6 +100,7 @@ def test_every_kind_of_response_ends_in_a_picture_or_a_reason(pictures: Web, pre
         "http://": "bad-url",
         "http://[::1": "bad-url",
         "not a link": "scheme",
+        "http://é:80]雾[@": "bad-url",  # over which a parser falls
         "http://name.invalid/x.jpg": "dns",
     }
     with socket.socket() as nobody_listens:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
+import random
 import socket
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ from PIL import Image
 
 from holdfast.data.retrieve.images import ImageLimits, NotAnImage, clean_image, sniff
 from holdfast.data.retrieve.net import PublicResolver, Refused, checked_url, is_public, opts_out
+from holdfast.data.retrieve.scheduler import host_of
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,37 @@ def test_no_number_reaches_the_system_s_resolver(host: str, tried: Callable[...,
 def test_names_and_canonical_addresses_are_let_through(host: str) -> None:
     checked_url(f"http://{host}/x.jpg")
     assert checked_url(f"http://{host}:8080/x.jpg").port == 8080
+
+
+def test_no_link_whatever_makes_a_parser_fall_over(tried: Callable[..., None]) -> None:
+    """One link that raises something else would end every fetch of its folder."""
+    pieces = ["http://", "//", "[", "]", "::1", "127.0.0.1", "%25", "xn--", "a.test", "@", ":80", "/x", "?q", "#f"]
+    pieces += [
+        "0x7f",
+        "é",
+        "雾",
+        "１",
+        "。",
+        "\u0130",
+        "ß",
+        "..",
+        ".",
+        "\\",
+        " ",
+        "\x00",
+        "\ud800",
+        "\u202e",
+        "1" * 300,
+    ]
+    known = ["http://é:80]雾\u0130[@", "http://１[]0x7f雾@//?", "http://]@é:80[@"]  # yarl raises IndexError
+    draw = random.Random(0)
+    made = ["http://" + "".join(draw.choices(pieces, k=draw.randint(1, 8))) for _ in range(20_000)]
+    for link in known + made:
+        host_of(link)
+        for base in (None, "http://a.test/b"):
+            with contextlib.suppress(Refused):
+                checked_url(link, base)
+    tried("addresses", len(known) + len(made))
 
 
 def test_links_that_are_followed() -> None:

@@ -52,7 +52,7 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(ip, ipaddress.IPv6Address) and (carried := _carried(ip)):
-        return all(is_public(str(one)) for one in carried)
+        return all(is_public(str(inner)) for inner in carried)
     special = ip.is_multicast or ip.is_reserved or (isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local)
     return ip.is_global and not special
 
@@ -79,7 +79,7 @@ def checked_url(text: str, base: str | None = None, *, allow_private: bool = Fal
         joined = urljoin(base, text.strip()) if base else text.strip()
         url = URL(joined)
         host, port = url.host, url.port
-    except (ValueError, TypeError, UnicodeError) as error:
+    except Exception as error:  # a parser fed with hostile text may raise anything; all of it means the same
         raise Refused("bad-url") from error
     if url.scheme not in ("http", "https"):
         raise Refused("scheme")

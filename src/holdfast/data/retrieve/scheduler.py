@@ -97,5 +97,5 @@ def host_of(link: str) -> str:
     """The host that a link names; all malformed links share one."""
     try:
         return (URL(link).host or "").lower()
-    except ValueError:
+    except Exception:  # a parser fed with hostile text may raise anything
         return ""
