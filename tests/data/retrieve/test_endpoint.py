@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from holdfast.data.retrieve.budget import Budget, CapReached, most_tokens
+from holdfast.data.retrieve.endpoint import EndpointConfig
 from holdfast.data.retrieve.judge import judge_by_endpoint
 from holdfast.data.retrieve.manifest import RetrievalFolder
 from holdfast.data.retrieve.question import Question
@@ -409,6 +410,34 @@ def test_a_compressed_answer_is_not_unpacked(searched, serve, tried) -> None:
 
     tried("bad inputs")
     assert failing(handle, searched, serve) == "a compressed answer: 1"
+
+
+@pytest.mark.parametrize("kind", ["compressed", "endless"])
+def test_a_refusal_is_said_whatever_its_body_is(searched, serve, tried, kind: str) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if kind == "compressed":
+            return web.Response(status=401, body=b"\x1f\x8b\x1b[31m", headers={"Content-Encoding": "gzip"})
+        response = web.StreamResponse(status=401)
+        await response.prepare(request)
+        while True:
+            await response.write(b"no \x1b[31m" * 1000)
+
+    tried("bad inputs")
+    server = serve(handle)
+    with pytest.raises(UserError, match="status 401") as problem:
+        judge_by_endpoint(searched(["fog"]), QUESTION, config_of(server))
+    assert server.hits.total() == 1
+    assert len(problem.value.found) <= 300
+    assert "\x1b" not in problem.value.text(), "nothing that steers a terminal"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a.test", "http://", "http://[::1", "http://]@é:80[@", "http:///v1", "a.test/v1"]
+)
+def test_an_address_that_is_none_is_said(url: str, tried) -> None:
+    tried("bad inputs")
+    with pytest.raises(UserError, match="--judge-url"):
+        EndpointConfig(url, "m")
 
 
 @pytest.mark.parametrize("wait", ["²", "1e999", "nan", "-5", "Wed, 21 Oct 2015 07:28:00 GMT", "", "9" * 5000, "0.0.1"])

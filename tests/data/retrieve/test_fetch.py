@@ -23,7 +23,8 @@ from holdfast.data.retrieve.images import ImageLimits
 from holdfast.data.retrieve.img2dataset import adopt
 from holdfast.data.retrieve.judge import judge_none
 from holdfast.data.retrieve.manifest import RetrievalFolder
-from holdfast.data.retrieve.scheduler import ByHost, host_of
+from holdfast.data.retrieve.net import host_of
+from holdfast.data.retrieve.scheduler import ByHost
 from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.shards import Record, Wanted, write_tar
 from holdfast.data.retrieve.words import Words

@@ -13,8 +13,7 @@ from multidict import CIMultiDict
 from PIL import Image
 
 from holdfast.data.retrieve.images import ImageLimits, NotAnImage, clean_image, sniff
-from holdfast.data.retrieve.net import PublicResolver, Refused, checked_url, is_public, opts_out
-from holdfast.data.retrieve.scheduler import host_of
+from holdfast.data.retrieve.net import PublicResolver, Refused, checked_url, host_of, is_public, opts_out
 
 
 @pytest.mark.parametrize(

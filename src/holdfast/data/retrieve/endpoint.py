@@ -13,6 +13,7 @@ import aiohttp
 
 from holdfast.data.retrieve.answers import MOST_TOKENS, Answer, AnswerCache
 from holdfast.data.retrieve.budget import Budget, CapReached, most_tokens
+from holdfast.data.retrieve.net import host_of
 from holdfast.data.retrieve.question import Question, tidy_caption
 from holdfast.data.retrieve.secret import ApiKey
 from holdfast.errors import HoldfastError, UserError
@@ -45,7 +46,7 @@ class EndpointConfig:
     max_tokens: int = 50_000_000  # of one run, asked and answered
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
+        if not self.url.startswith(("http://", "https://")) or not host_of(self.url):
             raise UserError(f"--judge-url got {self.url!r}", expected="an http(s) address such as http://HOST:PORT/v1")
         if self.concurrency < 1 or self.attempts < 1 or self.timeout_seconds <= 0:
             raise UserError("--judge-concurrency, --judge-attempts and --judge-timeout must be above 0")
@@ -200,7 +201,7 @@ class _Asker:
                 status, wait = response.status, response.headers.get("Retry-After", "")
         except aiohttp.ClientConnectorError as error:
             raise _Unread(type(error).__name__) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise _Temporary(type(error).__name__) from error
         if status in _NO_USE_ASKING_AGAIN:
             raise UserError(
@@ -233,14 +234,19 @@ class _Asker:
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    """The body of a response, as far as it may go."""
+    """The body of a response, if it is as it was asked for; of an error the beginning is enough."""
+    is_answer = response.status == 200
     if response.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
-        raise _Temporary("a compressed answer")  # not asked for
+        if is_answer:
+            raise _Temporary("a compressed answer")
+        return b"(compressed)"
     content = bytearray()
     async for chunk in response.content.iter_chunked(_CHUNK):
         content += chunk
         if len(content) > _LONGEST_ANSWER:
-            raise _Temporary("an endless answer")
+            if is_answer:
+                raise _Temporary("an endless answer")
+            break
     return bytes(content)
 
 

@@ -137,6 +137,14 @@ def _is_ipv4(host: str) -> bool:
         return False
 
 
+def host_of(link: str) -> str:
+    """The host that a link names; all malformed links share one."""
+    try:
+        return (URL(link).host or "").lower()
+    except Exception:  # a parser fed with hostile text may raise anything
+        return ""
+
+
 def system_lookup(host: str, port: int, family: int) -> list[tuple[int, str]]:
     """Ask the system's resolver."""
     answers = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)

@@ -7,8 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from yarl import URL
-
+from holdfast.data.retrieve.net import host_of
 from holdfast.data.retrieve.shards import Wanted
 
 _LOOKAHEAD = 20_000  # rows held back so that one busy host does not keep the others waiting
@@ -91,11 +90,3 @@ class ByHost:
             self._finished.set()  # the others are not waited for: a host that never answers would hold up the error
         self._offer(host)
         self._start()
-
-
-def host_of(link: str) -> str:
-    """The host that a link names; all malformed links share one."""
-    try:
-        return (URL(link).host or "").lower()
-    except Exception:  # a parser fed with hostile text may raise anything
-        return ""
