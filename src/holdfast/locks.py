@@ -82,7 +82,7 @@ def _myself() -> dict[str, str | int]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200],
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]),  # options may hold what is nobody's business
     }
 
 
