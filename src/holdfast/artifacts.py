@@ -39,6 +39,15 @@ PREDICTIONS = pa.schema(
 LOCK = ".lock"  # held by the one process that writes in a folder (holdfast.locks)
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _umask()  # read once: the only way to read it changes it for a moment, for all threads
+
+
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it into place in one step.
 
@@ -55,19 +64,13 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~_UMASK)
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
         raise not_writable(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def sync_folder(folder: Path) -> None:

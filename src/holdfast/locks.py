@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -82,7 +83,8 @@ def _myself() -> dict[str, str | int]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200],
+        # The subcommand alone: options may hold what is nobody's business.
+        "command": " ".join([Path(sys.argv[0]).name, *takewhile(str.isalpha, sys.argv[1:3])]),
     }
 
 

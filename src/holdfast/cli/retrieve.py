@@ -52,6 +52,12 @@ JudgeAttempts = Annotated[int, typer.Option("--judge-attempts", min=1, help="Tim
 JudgeTimeout = Annotated[float, typer.Option("--judge-timeout", help="Seconds to wait for an answer.")]
 PriceIn = Annotated[float, typer.Option("--price-in", min=0, help="Price of a million tokens asked.")]
 PriceOut = Annotated[float, typer.Option("--price-out", min=0, help="Price of a million tokens answered.")]
+MaxRequests = Annotated[
+    int, typer.Option("--max-requests", min=1, help="Requests to the judge in one run, repeated ones included.")
+]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Tokens asked and answered in one run; run it again to go on.")
+]
 QuestionName = Annotated[str, typer.Option("--question", help="strict, or the paper's own wording: paper.")]
 Target = Annotated[str | None, typer.Option("--target", help="What the picture should show. Default: --about's word.")]
 Cache = Annotated[Path | None, typer.Option(help="File of answers to share between folders.")]
@@ -130,6 +136,8 @@ def judge(
     judge_timeout: JudgeTimeout = 60.0,
     price_in: PriceIn = 0.0,
     price_out: PriceOut = 0.0,
+    max_requests: MaxRequests = 100_000,
+    max_tokens: MaxTokens = 50_000_000,
     question: QuestionName = "strict",
     target: Target = None,
     cache: Cache = None,
@@ -140,7 +148,10 @@ def judge(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Keep the captions that are really about the target: ask a language model, or compare texts."""
+    """Keep the captions that are really about the target: ask a language model, or compare texts.
+
+    A run stops before it goes beyond --max-requests or --max-tokens: answers are kept, and the same command goes on.
+    """
     from holdfast.data.retrieve.endpoint import EndpointConfig
     from holdfast.data.retrieve.judge import judge_by_endpoint, judge_by_similarity, judge_none, wasted_tokens
     from holdfast.data.retrieve.manifest import RetrievalFolder
@@ -160,11 +171,13 @@ def judge(
             judge_timeout,
             price_in=price_in,
             price_out=price_out,
+            max_requests=max_requests,
+            max_tokens=max_tokens,
         )
         asked = Question(question, subject)
         with _progress("judge", quiet) as progress:
             section = judge_by_endpoint(
-                folder, asked, config, cache=cache, drop_unanswered=drop_unanswered, progress=progress
+                folder, asked, config, cache=cache, drop_unanswered=drop_unanswered, progress=progress, note=_note
             )
         section = {**section, "wasted": wasted_tokens(folder, asked, config, cache)}
     elif encoder == "none":
@@ -212,10 +225,10 @@ def fetch(
         ImageLimits(min_side=min_pixels, longest_side=longest_side),
     )
     if from_img2dataset is not None:
-        section = adopt(from_img2dataset, folder, limits, restart=restart)
+        section = adopt(from_img2dataset, folder, limits, restart=restart, note=_note)
     else:
         with _progress("fetch", quiet) as progress:
-            section = run(folder, limits, restart=restart, progress=progress)
+            section = run(folder, limits, restart=restart, progress=progress, note=_note)
     _print("fetch", section, as_json, f"next: holdfast retrieve clean {folder} --against YOUR_IMAGES")
 
 
@@ -231,10 +244,7 @@ def clean(
     from holdfast.data.retrieve.clean import clean as run
 
     if not against and not quiet:
-        print(
-            "note: without --against nothing is compared with your protected, dev, sealed and test images",
-            file=sys.stderr,
-        )
+        _note("without --against nothing is compared with your protected, dev, sealed and test images")
     section = run(folder, [protected_pictures(one) for one in against or ()], pictures=pictures)
     _print("clean", section, as_json, f"pairs in {folder}/clean: target.csv, negatives.csv and shards")
 
@@ -254,6 +264,8 @@ def everything(
     memory: Memory = "1GB",
     judge_url: JudgeUrl = None,
     judge_model: JudgeModel = None,
+    max_requests: MaxRequests = 100_000,
+    max_tokens: MaxTokens = 50_000_000,
     question: QuestionName = "strict",
     target: Target = None,
     drop_unanswered: DropUnanswered = False,
@@ -274,7 +286,7 @@ def everything(
     # Before an hour of downloads, not after it.
     for one in against or ():
         check_against(one)
-    with _to_stderr(as_json):
+    with _to_stderr(as_json), RetrievalFolder(out).writing():
         search(
             source, about, out, also, exclude, ratio, seed, min_side, min_similarity, nsfw, memory=memory, quiet=quiet
         )
@@ -282,6 +294,8 @@ def everything(
             out,
             judge_url,
             judge_model,
+            max_requests=max_requests,
+            max_tokens=max_tokens,
             question=question,
             target=target,
             drop_unanswered=drop_unanswered,
@@ -399,6 +413,10 @@ def _to_stderr(active: bool) -> Generator[None]:
             yield
     else:
         yield
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def _print(step: str, section: dict[str, Any], as_json: bool, then: str) -> None:

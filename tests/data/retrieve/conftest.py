@@ -10,6 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from holdfast.data.retrieve.search import SearchQuery, search
+from holdfast.data.retrieve.words import Words
+from tests.data.retrieve.web import Web
+
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
 
@@ -49,3 +53,28 @@ def write_captions(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def searched(write_captions, tmp_path: Path) -> Callable[..., Path]:
+    """A folder in which these captions were found."""
+
+    def make(captions: list[str], name: str = "out") -> Path:
+        search(str(write_captions(captions, f"{name}.parquet")), SearchQuery(Words("fog")), tmp_path / name, threads=1)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def serve():
+    """Start servers; they end with the test."""
+    servers: list[Web] = []
+
+    def start(handler) -> Web:
+        servers.append(Web(handler))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

@@ -52,7 +52,20 @@ def test_end_to_end_in_one_command(pictures: Web, judge_server: Web, write_capti
     rows += [(f"{pictures.url}/good/{i}", f"a sunny day {i}") for i in range(100, 130)]
     source = write_captions(rows)
     out = tmp_path / "out"
-    words = ("all", source, "--about", "fog", "--out", out, "--allow-private", "--json", "--longest-side", 64)
+    words = (
+        "all",
+        source,
+        "--about",
+        "fog",
+        "--out",
+        out,
+        "--allow-private",
+        "--json",
+        "--longest-side",
+        64,
+        "--timeout",
+        300,
+    )
     judged = ("--judge-url", judge_server.url + "/v1", "--judge-model", "stub")
     code, text = run(*words, *judged)
     assert code == 0
@@ -80,7 +93,7 @@ def test_the_four_steps_one_by_one(pictures: Web, write_captions, tmp_path: Path
     assert code == 0
     assert {"found": 2, "negatives": 7}.items() <= json.loads(text).items()
     assert json.loads(run("judge", out, "--encoder", "none", "--json")[1])["kept"] == 2
-    assert json.loads(run("fetch", out, "--allow-private", "--json")[1])["images"] == 9
+    assert json.loads(run("fetch", out, "--allow-private", "--timeout", 300, "--json")[1])["images"] == 9
     assert json.loads(run("clean", out, "--json")[1])["target"] == 2
     assert "next: holdfast retrieve judge" in run("search", source, "--about", "sun", "--out", tmp_path / "b")[1]
 

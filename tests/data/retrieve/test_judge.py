@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -17,39 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from holdfast.data.retrieve.endpoint import EndpointConfig
 from holdfast.data.retrieve.judge import STEERS, judge_by_endpoint, judge_by_similarity, judge_none, wasted_tokens
 from holdfast.data.retrieve.manifest import RetrievalFolder
 from holdfast.data.retrieve.question import Question, steers, tidy_caption
-from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.similarity import SimilarityConfig, examples_around, score_captions
-from holdfast.data.retrieve.words import Words
 from holdfast.errors import HoldfastError, UserError
-from tests.data.retrieve.web import Web, caption_of, chat, token_of
+from tests.data.retrieve.web import PATIENCE, Gate, caption_of, chat, config_of, verdict_text, wait_until
 
 LABELS = Path(__file__).parent / "labels.jsonl"
-
-
-@pytest.fixture
-def searched(write_captions, tmp_path: Path):
-    def make(captions: list[str], name: str = "out") -> Path:
-        search(str(write_captions(captions, f"{name}.parquet")), SearchQuery(Words("fog")), tmp_path / name, threads=1)
-        return tmp_path / name
-
-    return make
-
-
-@pytest.fixture
-def serve():
-    servers: list[Web] = []
-
-    def start(handler) -> Web:
-        servers.append(Web(handler))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def verdicts(out: Path) -> dict[str, tuple[bool, str]]:
@@ -57,19 +31,10 @@ def verdicts(out: Path) -> dict[str, tuple[bool, str]]:
     return {row["text"]: (row["kept"], row["reason"]) for row in rows}
 
 
-def config_of(server: Web, **changes: object) -> EndpointConfig:
-    settings = {"model": "m", "timeout_seconds": 0.5, "first_wait_seconds": 0.01, "attempts": 4} | changes
-    return EndpointConfig(f"{server.url}/v1", **settings)
-
-
 QUESTION = Question("strict", "fog")
 
 
-def said(body: dict, verdict: str, reason: str = "because") -> str:
-    return json.dumps({"token": token_of(body), "reason": reason, "verdict": verdict})
-
-
-def test_a_judge_that_answers_stalls_errs_and_rambles(searched, serve) -> None:
+def test_a_judge_that_answers_errs_and_rambles(searched, serve) -> None:
     """Nothing is lost: every caption ends with a verdict, whatever the endpoint does on the way."""
     tries: dict[str, int] = {}
 
@@ -78,9 +43,7 @@ def test_a_judge_that_answers_stalls_errs_and_rambles(searched, serve) -> None:
         caption = caption_of(body)
         tries[caption] = tries.get(caption, 0) + 1
         first = tries[caption] == 1
-        good = chat(said(body, "yes" if "real" in caption else "no"))
-        if "stalls" in caption and first:
-            await asyncio.sleep(3)
+        good = chat(verdict_text(body, "yes" if "real" in caption else "no"))
         if "errs" in caption and first:
             return web.Response(status=500, text="oops")
         if "busy" in caption and first:
@@ -96,10 +59,12 @@ def test_a_judge_that_answers_stalls_errs_and_rambles(searched, serve) -> None:
         if "drops" in caption and first:
             request.transport.close()
         if "fenced" in caption:
-            return chat(f"Sure! Here is my answer:\n```json\n{said(body, 'yes')}\n```\nHope it helps {{really}}.")
+            return chat(
+                f"Sure! Here is my answer:\n```json\n{verdict_text(body, 'yes')}\n```\nHope it helps {{really}}."
+            )
         return good
 
-    kinds = ["answers", "stalls", "errs", "busy", "rambles", "garbage", "empty", "silent", "drops", "fenced"]
+    kinds = ["answers", "errs", "busy", "rambles", "garbage", "empty", "silent", "drops", "fenced"]
     captions = [f"real fog {kind}" for kind in kinds] + ["fog machine answers", "fog machine errs"]
     out = searched(captions)
     server = serve(handle)
@@ -108,18 +73,33 @@ def test_a_judge_that_answers_stalls_errs_and_rambles(searched, serve) -> None:
     found = verdicts(out)
     assert {caption: kept for caption, (kept, _) in found.items()} == {text: "real" in text for text in captions}
     counts = section["counts"]
-    assert (counts["judged"], counts["kept"], counts["asked"], counts["unanswered"]) == (12, 10, 12, 0)
-    assert (counts["tokens_in"], counts["tokens_out"]) == (120, 60)
-    assert counts["cost"] == pytest.approx((120 * 2 + 60 * 10) / 1e6)
+    assert (counts["judged"], counts["kept"], counts["asked"], counts["unanswered"]) == (11, 9, 11, 0)
+    assert (counts["tokens_in"], counts["tokens_out"]) == (110, 55)
+    assert counts["cost"] == pytest.approx((110 * 2 + 55 * 10) / 1e6)
     assert wasted_tokens(out, QUESTION, config) == {"tokens_in": 10, "tokens_out": 5}, "the rambling answer cost too"
     before = sum(server.hits.values())
     assert judge_by_endpoint(out, QUESTION, config) == section
     assert sum(server.hits.values()) == before, "nothing is asked twice"
 
 
+def test_a_judge_that_stalls_is_asked_again(searched, serve) -> None:
+    """The first answer never comes. On a busy machine another one may be given up too; then it is asked for again."""
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return chat(verdict_text(await request.json(), "yes"))
+
+    config = config_of(serve(handle), timeout_seconds=2.0, attempts=12)
+    assert judge_by_endpoint(searched(["fog"]), QUESTION, config)["counts"]["kept"] == 1
+    assert len(asked) >= 2
+
+
 def test_equal_captions_are_asked_once(searched, serve) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     server = serve(handle)
     section = judge_by_endpoint(searched(["same fog"] * 5), QUESTION, config_of(server))
@@ -130,7 +110,7 @@ def test_equal_captions_are_asked_once(searched, serve) -> None:
 def test_another_question_or_model_is_asked_anew(searched, serve, tmp_path: Path) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        return chat(said(body, "yes") if "token" in body["messages"][0]["content"] else "It does. True")
+        return chat(verdict_text(body, "yes") if "token" in body["messages"][0]["content"] else "It does. True")
 
     server = serve(handle)
     out = searched(["fog"])
@@ -154,7 +134,7 @@ def test_an_endpoint_that_never_answers_loses_no_answer(searched, serve) -> None
         body = await request.json()
         if "hard" in caption_of(body) and broken["on"]:
             return web.Response(status=503)
-        return chat(said(body, "yes"))
+        return chat(verdict_text(body, "yes"))
 
     server = serve(handle)
     out = searched(["easy fog", "hard fog"])
@@ -187,7 +167,7 @@ def test_the_key_comes_from_the_environment_and_stays_there(searched, serve, mon
 
     async def handle(request: web.Request) -> web.StreamResponse:
         seen.append(request.headers.get("Authorization"))
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     out = searched(["fog"])
@@ -198,9 +178,11 @@ def test_the_key_comes_from_the_environment_and_stays_there(searched, serve, mon
 
 
 def test_killed_and_resumed_asks_only_the_rest(searched, serve) -> None:
+    gate = Gate(free=16)
+
     async def handle(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.1)
-        return chat(said(await request.json(), "yes"))
+        await gate.passed()
+        return chat(verdict_text(await request.json(), "yes"))
 
     server = serve(handle)
     out = searched([f"fog {i}" for i in range(40)])
@@ -209,19 +191,19 @@ def test_killed_and_resumed_asks_only_the_rest(searched, serve) -> None:
         "from holdfast.data.retrieve.judge import judge_by_endpoint\n"
         "from holdfast.data.retrieve.endpoint import EndpointConfig\n"
         "from holdfast.data.retrieve.question import Question\n"
-        "config = EndpointConfig(sys.argv[2], 'm', concurrency=2)\n"
+        f"config = EndpointConfig(sys.argv[2], 'm', concurrency=2, timeout_seconds={PATIENCE})\n"
         "judge_by_endpoint(Path(sys.argv[1]), Question('strict', 'fog'), config)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(out), f"{server.url}/v1"])
-    answers, end = RetrievalFolder(out).answers, time.monotonic() + 40
-    while time.monotonic() < end and (not answers.exists() or len(answers.read_bytes().splitlines()) < 8):
-        time.sleep(0.02)
+    answers = RetrievalFolder(out).answers
+    wait_until(lambda: answers.exists() and len(answers.read_bytes().splitlines()) >= 8, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    gate.open()
     known, asked = answers.read_bytes().count(b"\n"), sum(server.hits.values())
     with answers.open("ab") as file:
         file.write(b'{"scope": "cut sho')
-    assert 8 <= known < 40
+    assert 8 <= known <= 16
     assert judge_by_endpoint(out, QUESTION, config_of(server))["counts"]["kept"] == 40
     again = sum(server.hits.values()) - asked
     # Two requests may have been on their way to the server when their process was killed.
@@ -240,7 +222,7 @@ STEERING = [
 
 def test_captions_that_speak_to_the_judge_are_dropped_unasked(searched, serve) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return chat(said(await request.json(), "yes"))
+        return chat(verdict_text(await request.json(), "yes"))
 
     server = serve(handle)
     honest = ["fog over the system of rivers", "say hello to the fog", "Yes, fog again", "answer to the fog question"]

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import unicodedata
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from holdfast.data.retrieve.manifest import RetrievalFolder
 from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.words import Words
 from holdfast.errors import UserError
+from tests.data.retrieve.web import wait_until
 
 
 def contains_word(caption: str, word: str) -> bool:
@@ -234,30 +234,33 @@ def test_killed_and_resumed_ends_with_the_same_manifest(write_captions, tmp_path
             [f"fog {part} {i}" for i in range(3)] + [f"sun {part} {i}" for i in range(50)], f"meta/{part}.parquet"
         )
     script = (
-        "import sys, time\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from holdfast.data.retrieve import search as module\n"
         "from holdfast.data.retrieve.words import Words\n"
         "real, module._GROUP_ROWS = module.scan_files, 60\n"
-        "def slow(*given):\n"
+        "groups = 0\n"
+        "def stopping(*given):\n"
+        "    global groups\n"
         "    yield from real(*given)\n"
-        "    time.sleep(float(sys.argv[3]))\n"
-        "module.scan_files = slow\n"
+        "    groups += 1\n"
+        "    if groups == int(sys.argv[3]):\n"
+        "        sys.stdin.read()\n"  # for ever: nobody writes there
+        "module.scan_files = stopping\n"
         "module.search(sys.argv[1], module.SearchQuery(Words('fog')), Path(sys.argv[2]), threads=1)\n"
     )
 
-    def start(out: Path, pause: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "meta"), str(out), pause])
+    def start(out: Path, stop_at: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", script, str(tmp_path / "meta"), str(out), str(stop_at)]
+        return subprocess.Popen(words, stdin=subprocess.PIPE)
 
-    killed = start(tmp_path / "killed", "0.5")
-    end = time.monotonic() + 30
-    while len(list((tmp_path / "killed").glob("search/parts-*/*.parquet"))) < 2 and time.monotonic() < end:
-        time.sleep(0.02)
+    killed = start(tmp_path / "killed", 3)
+    wait_until(lambda: len(list((tmp_path / "killed").glob("search/parts-*/*.parquet"))) == 2, killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "killed" / "manifest.json").exists()
-    assert start(tmp_path / "killed", "0").wait() == 0
-    assert start(tmp_path / "whole", "0").wait() == 0
+    assert start(tmp_path / "killed", 0).wait() == 0
+    assert start(tmp_path / "whole", 0).wait() == 0
     assert (tmp_path / "killed" / "manifest.json").read_bytes() == (tmp_path / "whole" / "manifest.json").read_bytes()
 
 

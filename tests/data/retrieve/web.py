@@ -1,15 +1,48 @@
-"""A web of our own: a server in a thread for good, slow, broken, huge, redirecting and disguised responses."""
+"""A web of our own: a server in a thread for good, slow, broken, huge, redirecting and disguised responses.
+
+Nothing here answers after so many seconds: a slow server never answers, and what is to be held back waits for a gate
+that the test opens. A test passes or fails alike on an idle machine and on a busy one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
+import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
 from aiohttp import web
+
+from holdfast.data.retrieve.endpoint import EndpointConfig
+
+PATIENCE = 300.0  # seconds after which something is broken; no test waits so long where nothing is
+
+
+class Gate:
+    """Lets ``free`` requests pass and holds the others until it is opened."""
+
+    def __init__(self, free: int = 0) -> None:
+        self._free = free
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def passed(self) -> None:
+        self._free -= 1
+        while self._free < 0 and not self._opened.is_set():
+            await asyncio.sleep(0.01)
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Until ``process`` has come so far, however long it takes; it must not end before."""
+    while not reached():
+        assert process.poll() is None, "the process ended too early"
+        time.sleep(0.01)
 
 
 class Web:
@@ -23,7 +56,7 @@ class Web:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE)
 
     def _serve(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -41,7 +74,7 @@ class Web:
         async def start() -> None:
             app = web.Application(client_max_size=1 << 24)
             app.router.add_route("*", "/{anything:.*}", count)
-            self._runner = web.AppRunner(app, access_log=None)
+            self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
             await self._runner.setup()
             site = web.TCPSite(self._runner, "127.0.0.1", 0)
             await site.start()
@@ -56,12 +89,12 @@ class Web:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(PATIENCE)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
 
 
-def pictures_handler(make_picture: Callable[..., bytes]) -> Callable[[web.Request], object]:
+def pictures_handler(make_picture: Callable[..., bytes], gate: Gate | None = None) -> Callable[[web.Request], object]:
     """What each path serves is in its name."""
     flaky: Counter[str] = Counter()
 
@@ -74,15 +107,13 @@ def pictures_handler(make_picture: Callable[..., bytes]) -> Callable[[web.Reques
         if kind == "png":
             return web.Response(body=make_picture(number, form="PNG"), content_type="text/plain")
         if kind == "slow":
-            await asyncio.sleep(5)
-            return good
+            await asyncio.Event().wait()
         if kind == "drip":
             response = web.StreamResponse(headers={"Content-Type": "image/jpeg"})
             await response.prepare(request)
-            for _ in range(100):
+            while True:
                 await response.write(b"\xff\xd8\xff")
-                await asyncio.sleep(0.1)
-            return response
+                await asyncio.sleep(0.05)
         if kind == "cut":
             body = make_picture(number)
             response = web.StreamResponse(headers={"Content-Type": "image/jpeg", "Content-Length": str(len(body))})
@@ -129,8 +160,8 @@ def pictures_handler(make_picture: Callable[..., bytes]) -> Callable[[web.Reques
             return web.Response(status=503) if flaky[request.path] == 1 else good
         if kind == "tiny":
             return web.Response(body=make_picture(number, side=4))
-        if kind == "wait":
-            await asyncio.sleep(0.3)
+        if kind == "held" and gate is not None:
+            await gate.passed()
             return good
         return web.Response(status=404)
 
@@ -152,3 +183,14 @@ def token_of(body: dict) -> str:
 
 def caption_of(body: dict) -> str:
     return json.loads(body["messages"][1]["content"])
+
+
+def verdict_text(body: dict, verdict: str, reason: str = "because") -> str:
+    """An answer in the form that was asked for."""
+    return json.dumps({"token": token_of(body), "reason": reason, "verdict": verdict})
+
+
+def config_of(server: Web, **changes: object) -> EndpointConfig:
+    """A judge at ``server`` that is patient in all and quick to try again."""
+    settings = {"model": "m", "timeout_seconds": PATIENCE, "first_wait_seconds": 0.01, "attempts": 4} | changes
+    return EndpointConfig(f"{server.url}/v1", **settings)

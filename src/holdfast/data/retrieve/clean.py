@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.artifacts import fingerprint_ids, fingerprint_json, write_atomic, write_text
+from holdfast.artifacts import fingerprint_ids, fingerprint_json, not_writable, write_atomic, write_text
 from holdfast.data.dedup.leaks import CORRELATION, DISTANCE, Match, Pictures, find_leaks
 from holdfast.data.dedup.signatures import SMALL, make_signatures, thumbnail
 from holdfast.data.images import BadImage, open_image, to_rgb
 from holdfast.data.retrieve.download import FetchLimits
-from holdfast.data.retrieve.fetch import open_store_to_read, read_fetched
+from holdfast.data.retrieve.fetch import listing_hash, open_store_to_read, read_fetched, records_of
 from holdfast.data.retrieve.manifest import RetrievalFolder, fingerprint_step
 from holdfast.data.retrieve.shards import Record, ShardStore, write_tar
+from holdfast.errors import UserError
 
 LeakCheck = Callable[[Pictures, Pictures | None], list[Match]]
 
@@ -63,10 +64,16 @@ def clean(
     ``against`` are the named sets that nothing may be taken from. With ``pictures`` the pictures are also written as
     files with tables of pairs; the shards are written in any case.
     """
-    folder = RetrievalFolder(out)
+    with RetrievalFolder(out).writing("fetch") as folder:
+        return _clean(folder, against, check, pictures=pictures)
+
+
+def _clean(
+    folder: RetrievalFolder, against: Sequence[tuple[str, Pictures]], check: LeakCheck, *, pictures: bool
+) -> dict[str, Any]:
     source = fingerprint_step(folder.need("fetch"))
     ratio = int(folder.need("search")["query"]["ratio"])
-    store = open_store_to_read(folder, FetchLimits())
+    store = _fetched(folder)
     records, fetched = fetched_pictures(store)
     removed = _near_protected(fetched, against, check)
     removed |= _near_each_other(fetched, removed, check)
@@ -76,8 +83,12 @@ def clean(
     for row in negatives[ratio * len(targets) :]:
         removed[row] = ("more negatives than needed", "")
     chosen = {"target": targets, "negatives": negatives[: ratio * len(targets)]}
+    folder.reopen("clean")
     _write_removed(folder, records, removed)
-    _write_left(folder, store, records, chosen, pictures=pictures)
+    try:
+        _write_left(folder, store, records, chosen, pictures=pictures)
+    except OSError as error:
+        raise not_writable(folder.cleaned, error) from error
     reasons = [reason for reason, _ in removed.values()]
     section: dict[str, Any] = {
         "input": source,
@@ -97,6 +108,18 @@ def clean(
     }
     folder.finish("clean", section)
     return section
+
+
+def _fetched(folder: RetrievalFolder) -> ShardStore:
+    """The shards of the fetch step, if they are as the manifest says."""
+    store = open_store_to_read(folder, FetchLimits())
+    if folder.need("fetch")["hashes"].get("records") != listing_hash(records_of(store)):
+        raise UserError(
+            f"the downloads in {folder.fetched} are not those of the last whole run",
+            found="a fetch that was stopped halfway, or files that were changed",
+            do="run `holdfast retrieve fetch` again",
+        )
+    return store
 
 
 def _near_protected(

@@ -10,18 +10,17 @@ import asyncio
 import os
 import resource
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from holdfast.artifacts import fingerprint_json, read_json, write_json
+from holdfast.artifacts import fingerprint_json, is_temporary, not_writable, read_json, write_json
 from holdfast.data.retrieve.download import FetchLimits, download, open_session
-from holdfast.data.retrieve.manifest import RetrievalFolder, fingerprint_step
+from holdfast.data.retrieve.manifest import Note, RetrievalFolder, fingerprint_step
 from holdfast.data.retrieve.net import Lookup, system_lookup
 from holdfast.data.retrieve.scheduler import ByHost
 from holdfast.data.retrieve.shards import Record, ShardStore, Wanted
@@ -30,6 +29,7 @@ from holdfast.errors import UserError
 Progress = Callable[[int, int, int], None]  # settled, in all, pictures among them
 
 SHARD_ROWS = 1000
+PLAN = "plan.json"  # what the downloads were made for; written before the first of them
 
 
 def wanted_rows(folder: RetrievalFolder) -> tuple[list[Wanted], str]:
@@ -41,7 +41,7 @@ def wanted_rows(folder: RetrievalFolder) -> tuple[list[Wanted], str]:
             f"the captions in {folder.root} were not judged yet",
             do="run `holdfast retrieve judge`; with --judge none every caption found is kept",
         )
-    kept = pq.read_table(folder.judged, columns=["url", "text", "license", "kept"]).to_pylist()
+    kept = folder.rows("judge", "judged", ["url", "text", "license", "kept"]).to_pylist()
     rows: list[Wanted] = []
     seen: set[str] = set()
     for row in kept:
@@ -49,7 +49,7 @@ def wanted_rows(folder: RetrievalFolder) -> tuple[list[Wanted], str]:
             seen.add(row["url"])
             rows.append(Wanted(len(rows), "target", row["url"], row["text"], row["license"]))
     ratio = int(searched["query"]["ratio"])
-    for row in pq.read_table(folder.negatives).slice(0, ratio * len(rows)).to_pylist():
+    for row in folder.rows("search", "negatives").slice(0, ratio * len(rows)).to_pylist():
         rows.append(Wanted(len(rows), "negative", row["url"], row["text"], row["license"]))
     return rows, fingerprint_step(judged)
 
@@ -62,28 +62,56 @@ def open_store(folder: RetrievalFolder, limits: FetchLimits, *, restart: bool = 
             "there is nothing to fetch", found="no caption was kept by the judge", do="loosen the search or the judge"
         )
     plan = {"input": source, "shard_rows": SHARD_ROWS, "image": asdict(limits.image)}
-    path = folder.fetched / "plan.json"
-    if path.exists() and read_json(path) != plan:
-        if not restart:
-            raise UserError(
-                f"{folder.fetched} holds downloads of another selection or other image settings",
-                do="take another folder, or throw them away with --restart",
-            )
-        shutil.rmtree(folder.fetched)
-    if not path.exists():
-        write_json(path, plan)
+    if _read_plan(folder) != plan:
+        if _holds_downloads(folder.fetched):
+            if not restart:
+                raise UserError(
+                    f"{folder.fetched} holds downloads of another selection or other image settings",
+                    do="take another folder, or throw them away with --restart",
+                )
+            _throw_away(folder.fetched)
+        write_json(_plan_path(folder), plan)
     return ShardStore(folder.fetched, rows, SHARD_ROWS, limits.attempts), source
+
+
+def _plan_path(folder: RetrievalFolder) -> Path:
+    return folder.fetched / PLAN
+
+
+def _read_plan(folder: RetrievalFolder) -> dict[str, Any] | None:
+    """What the downloads were made for; None where that is not to be known."""
+    try:
+        plan = read_json(_plan_path(folder))
+    except UserError:
+        return None
+    return plan if isinstance(plan, dict) else None
+
+
+def _holds_downloads(path: Path) -> bool:
+    if not path.is_dir():
+        return path.exists()
+    return any(entry.name != PLAN and not is_temporary(entry) for entry in path.iterdir())
+
+
+def _throw_away(path: Path) -> None:
+    """Remove a folder; one that a kill left half removed could be taken for the beginning of another."""
+    try:
+        rubbish = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.replace(path, Path(rubbish) / path.name)
+        shutil.rmtree(rubbish)
+    except OSError as error:
+        raise not_writable(path, error) from error
 
 
 def open_store_to_read(folder: RetrievalFolder, limits: FetchLimits) -> ShardStore:
     """The shards of a finished fetch step."""
-    plan = read_json(folder.fetched / "plan.json")
+    plan = _read_plan(folder)
     rows, source = wanted_rows(folder)
-    if plan["input"] != source:
+    if plan is None or plan.get("input") != source or type(plan.get("shard_rows")) is not int:
         raise UserError(
             f"{folder.fetched} holds downloads of another selection", do="run `holdfast retrieve fetch` first"
         )
-    return ShardStore(folder.fetched, rows, int(plan["shard_rows"]), limits.attempts)
+    return ShardStore(folder.fetched, rows, max(1, plan["shard_rows"]), limits.attempts)
 
 
 def fetch(
@@ -93,24 +121,40 @@ def fetch(
     restart: bool = False,
     progress: Progress | None = None,
     lookup: Lookup = system_lookup,
+    note: Note | None = None,
 ) -> dict[str, Any]:
     """Download what is wanted and not there yet, and write the manifest's section."""
-    folder = RetrievalFolder(out)
-    store, source = open_store(folder, limits, restart=restart)
-    asyncio.run(_fetch_all(store, limits, progress, lookup))
-    return finish(folder, store, limits, source, "holdfast")
+    with RetrievalFolder(out).writing("search") as folder:
+        store, source = open_store(folder, limits, restart=restart)
+        asyncio.run(_fetch_all(store, open_rows(store, note), limits, progress, lookup))
+        return finish(folder, store, limits, source, "holdfast")
+
+
+def open_rows(store: ShardStore, note: Note | None = None) -> list[Wanted]:
+    """The rows that are still to be fetched, of all shards; says so where earlier downloads could not be read."""
+    rows = [row for shard in range(store.count) for row in store.open_rows(shard)]
+    if store.unreadable and note is not None:
+        note(f"{store.unreadable:,} lines in {store.root} cannot be read; what they told of is fetched again")
+    return rows
+
+
+def records_of(store: ShardStore) -> Iterator[Record]:
+    """What became of every row, in order of keys."""
+    for shard in range(store.count):
+        yield from store.finished(shard).values()
+
+
+def listing_hash(records: Iterable[Record]) -> str:
+    """What the manifest knows the result by."""
+    return fingerprint_json([[record.key, record.url, record.status, record.sha256] for record in records])
 
 
 def finish(folder: RetrievalFolder, store: ShardStore, limits: FetchLimits, source: str, origin: str) -> dict[str, Any]:
     """Count what came and what was lost, and write the section."""
     counts = {"target": Counter[str](), "negative": Counter[str]()}
-    listing: list[list[str | None]] = []
-    retry = 0
-    for shard in range(store.count):
-        for record in store.finished(shard).values():
-            counts[record.role][record.status] += 1
-            retry += record.again(limits.attempts)
-            listing.append([record.key, record.url, record.status, record.sha256])
+    records = list(records_of(store))
+    for record in records:
+        counts[record.role][record.status] += 1
     lost = sum((count for count in counts.values()), Counter[str]())
     images = lost.pop("ok", 0)
     section: dict[str, Any] = {
@@ -118,35 +162,32 @@ def finish(folder: RetrievalFolder, store: ShardStore, limits: FetchLimits, sour
         "origin": origin,
         "image": asdict(limits.image),
         "counts": {
-            "wanted": len(listing),
+            "wanted": len(records),
             "target": counts["target"]["ok"],
             "negatives": counts["negative"]["ok"],
             "images": images,
             "lost": sum(lost.values()),
             "lost_because": dict(sorted(lost.items())),
-            "may_be_retried": retry,
+            "may_be_retried": sum(record.again(limits.attempts) for record in records),
         },
-        "hashes": {"records": fingerprint_json(listing)},
+        "hashes": {"records": listing_hash(records)},
     }
     folder.finish("fetch", section)
     return section
 
 
-async def _fetch_all(store: ShardStore, limits: FetchLimits, progress: Progress | None, lookup: Lookup) -> None:
+async def _fetch_all(
+    store: ShardStore, todo: list[Wanted], limits: FetchLimits, progress: Progress | None, lookup: Lookup
+) -> None:
     _raise_file_limit(limits.concurrency + 256)
-    waiting = Counter[int]()
-    todo: deque[Wanted] = deque()
-    for shard in range(store.count):
-        rows = store.open_rows(shard)
-        waiting[shard] = len(rows)
-        todo.extend(rows)
+    waiting = Counter(row.index // store.size for row in todo)
     total = sum(len(store.rows(shard)) for shard in range(store.count))
     state = {"settled": total - len(todo), "images": 0}
     # Decoding leaves the interpreter lock, so threads are enough.
     with ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="decode") as pool:
         async with open_session(limits, lookup) as session:
 
-            async def one(row: Wanted) -> None:
+            async def fetch_row(row: Wanted) -> None:
                 outcome = await download(session, row.url, limits, pool)
                 store.record(row, outcome)
                 shard = row.index // store.size
@@ -159,7 +200,7 @@ async def _fetch_all(store: ShardStore, limits: FetchLimits, progress: Progress 
                 if progress is not None:
                     progress(state["settled"], total, state["images"])
 
-            await ByHost(iter(todo), one, limits.concurrency, limits.per_host).run()
+            await ByHost(iter(todo), fetch_row, limits.concurrency, limits.per_host).run()
 
 
 def _raise_file_limit(needed: int) -> None:
@@ -173,5 +214,5 @@ def read_fetched(store: ShardStore) -> Iterator[tuple[Record, bytes]]:
     """Every picture that came, with its record, in order of keys."""
     for shard in range(store.count):
         records = store.finished(shard)
-        for key, jpeg in store.pictures(shard):
+        for key, jpeg in store.pictures(shard, records):
             yield records[key], jpeg

@@ -5,17 +5,32 @@ The manifest holds no times, no paths of the machine and no order of arrival: th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from holdfast.artifacts import fingerprint_json, read_json, write_json
+from holdfast.artifacts import clear_temporaries, fingerprint_file, fingerprint_json, read_json, write_json
 from holdfast.errors import UserError
+from holdfast.locks import one_writer
+
+Note = Callable[[str], None]  # what a person should know, and what stops nothing
 
 STEPS = ("search", "judge", "fetch", "clean")
 FORMAT = 1
+
+# What a step's section must hold for the others to read it.
+_SECTIONS = {
+    "search": {"request": str, "query": dict, "counts": dict, "hashes": dict},
+    "judge": {"input": str, "counts": dict, "hashes": dict},
+    "fetch": {"input": str, "counts": dict, "hashes": dict},
+    "clean": {"input": str, "counts": dict, "hashes": dict},
+}
 
 # Rows between search, judge and fetch. `file` and `row` say where in the metadata a row stands.
 ROWS = pa.schema(
@@ -27,6 +42,9 @@ ROWS = pa.schema(
         pa.field("license", pa.string()),
     ]
 )
+
+# The folders that this thread is writing in: a command that runs several steps holds its folder from end to end.
+_WRITING: ContextVar[frozenset[Path]] = ContextVar("writing", default=frozenset())
 
 
 @dataclass(frozen=True)
@@ -70,13 +88,47 @@ class RetrievalFolder:
         """Images, pairs and shards that are left in the end, and the list of those that are not."""
         return self.root / "clean"
 
+    @contextmanager
+    def writing(self, after: str | None = None) -> Generator[RetrievalFolder]:
+        """Nobody else writes in the folder inside the block; what killed writers left half done is cleared away.
+
+        ``after`` names a step that must have been done: where it was not, nothing is touched.
+        """
+        if after is not None:
+            self.need(after)
+        root, held = self.root.resolve(), _WRITING.get()
+        if root in held:
+            yield self
+            return
+        new = not self.root.exists()
+        try:
+            with one_writer(self.root):
+                token = _WRITING.set(held | {root})
+                try:
+                    for folder in (self.root, self.found.parent, self.judged.parent, self.fetched, self.cleaned):
+                        clear_temporaries(folder)
+                    yield self
+                finally:
+                    _WRITING.reset(token)
+        finally:
+            if new:
+                with suppress(OSError):
+                    self.root.rmdir()  # goes only where nothing came of it
+
     def read(self) -> dict[str, Any]:
         """The manifest as it stands; an empty one where nothing was done yet."""
-        if not self.manifest.exists():
-            return {"format": FORMAT, "steps": {}}
-        manifest = read_json(self.manifest)
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise UserError(f"{self.manifest} is not a retrieval manifest of this version", expected=f"format {FORMAT}")
+        try:
+            if not self.manifest.exists():
+                return {"format": FORMAT, "steps": {}}
+            manifest = read_json(self.manifest)
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise UserError(f"{self.root} cannot be read", found=error.strerror or str(error)) from error
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or not _well_formed(manifest):
+            raise UserError(
+                f"{self.manifest} is not a retrieval manifest of this version",
+                expected=f"format {FORMAT}, as `holdfast retrieve` writes it",
+                do="take another folder, or remove the manifest and run `holdfast retrieve search` again",
+            )
         return manifest
 
     def step(self, name: str) -> dict[str, Any] | None:
@@ -95,6 +147,27 @@ class RetrievalFolder:
             )
         return section
 
+    def rows(self, step: str, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The table ``name`` that a finished step left, if it is still the one that its section tells of.
+
+        It is another when that step was run anew and stopped halfway.
+        """
+        path = {"found": self.found, "negatives": self.negatives, "judged": self.judged}[name]
+        expected = self.need(step)["hashes"].get(name)
+        try:
+            if path.is_file() and fingerprint_file(path) == expected:
+                return pq.read_table(path, columns=columns)
+        except (OSError, pa.ArrowException) as error:
+            raise _not_as_left(path, step, str(error).splitlines()[0][:200]) from error
+        raise _not_as_left(path, step, "another file" if path.is_file() else "no file")
+
+    def reopen(self, name: str) -> None:
+        """Forget that a step, and those after it, were done: before files that it left are touched."""
+        steps: dict[str, Any] = self.read()["steps"]
+        if name in steps:
+            kept = {step: steps[step] for step in STEPS[: STEPS.index(name)] if step in steps}
+            write_json(self.manifest, {"format": FORMAT, "steps": kept})
+
     def finish(self, name: str, section: dict[str, Any]) -> None:
         """Write a step's section; the steps after it were made from something else and are dropped."""
         manifest = self.read()
@@ -103,6 +176,31 @@ class RetrievalFolder:
             return
         kept = {step: steps[step] for step in STEPS[: STEPS.index(name)] if step in steps}
         write_json(self.manifest, {"format": FORMAT, "steps": {**kept, name: section}})
+
+
+def _well_formed(manifest: dict[str, Any]) -> bool:
+    steps = manifest.get("steps")
+    if not isinstance(steps, dict) or not all(_is_section(name, section) for name, section in steps.items()):
+        return False
+    query = steps["search"]["query"] if "search" in steps else {"about": "", "ratio": 0}
+    return isinstance(query.get("about"), str) and type(query.get("ratio")) is int
+
+
+def _is_section(name: str, section: Any) -> bool:
+    needed = _SECTIONS.get(name)
+    return (
+        needed is not None
+        and isinstance(section, dict)
+        and all(isinstance(section.get(key), kind) for key, kind in needed.items())
+    )
+
+
+def _not_as_left(path: Path, step: str, found: str) -> UserError:
+    return UserError(
+        f"{path} is not as `holdfast retrieve {step}` left it",
+        found=found,
+        do=f"run `holdfast retrieve {step}` again",
+    )
 
 
 def fingerprint_step(section: dict[str, Any]) -> str:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.errors import UserError
 
 _LONGEST_CAPTION = 600
 _LONGEST_REASON = 300
+_LONGEST_ANSWER = 20_000  # characters; the answer asked for has some hundred
 
 _STRICT = """You sort captions of web images for a training set. Decide whether the photograph that belongs to the \
 caption most probably shows: {target}.
@@ -92,22 +94,26 @@ class Question:
         quoted = json.dumps(text, ensure_ascii=False)
         return [{"role": "system", "content": instruction}, {"role": "user", "content": quoted}]
 
-    def read(self, answer: str, caption: str) -> Verdict | None:
-        """The verdict in an answer, or None where there is none to be trusted."""
-        if self.name == "paper":
-            return _read_boolean(answer)
-        return _read_object(answer, self.token(caption))
+    def read(self, answer: str, caption: str, hide: Callable[[str], str] = str) -> Verdict | None:
+        """The verdict in an answer, or None where there is none to be trusted.
+
+        ``hide`` takes secrets out of the reason, before it is cut to its length: half a key is a secret, too.
+        """
+        if len(answer) > _LONGEST_ANSWER:
+            return None
+        found = _read_boolean(answer) if self.name == "paper" else _read_object(answer, self.token(caption))
+        return Verdict(found[0], _shortened(hide(found[1]))) if found is not None else None
 
 
-def _read_boolean(answer: str) -> Verdict | None:
+def _read_boolean(answer: str) -> tuple[bool, str] | None:
     """The paper asks for reasoning first: the last True or False is the answer, if it stands at the end."""
     found = list(_LAST_BOOLEAN.finditer(answer))
     if not found or re.search(r"\w", answer[found[-1].end() :]):
         return None
-    return Verdict(found[-1].group().lower() == "true", _shortened(answer[: found[-1].start()]))
+    return found[-1].group().lower() == "true", answer[: found[-1].start()]
 
 
-def _read_object(answer: str, token: str) -> Verdict | None:
+def _read_object(answer: str, token: str) -> tuple[bool, str] | None:
     """Exactly one JSON object with our token; prose and code fences around it are passed over."""
     objects = [one for one in _objects(answer) if one.get("token") == token]
     if len(objects) != 1:
@@ -115,7 +121,7 @@ def _read_object(answer: str, token: str) -> Verdict | None:
     verdict = objects[0].get("verdict")
     if verdict not in ("yes", "no"):
         return None
-    return Verdict(verdict == "yes", _shortened(str(objects[0].get("reason", ""))))
+    return verdict == "yes", str(objects[0].get("reason", ""))
 
 
 def _objects(text: str) -> list[dict[str, object]]:

@@ -7,8 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from yarl import URL
-
+from holdfast.data.retrieve.net import host_of
 from holdfast.data.retrieve.shards import Wanted
 
 _LOOKAHEAD = 20_000  # rows held back so that one busy host does not keep the others waiting
@@ -33,16 +32,20 @@ class ByHost:
         self._finished = asyncio.Event()
         self._held = 0
         self._exhausted = False
+        self._stopped = False
         self._failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Until every row is done."""
+        """Until every row is done, or one has failed."""
         self._start()
         try:
             await self._finished.wait()
         finally:
-            for task in tuple(self._tasks):
+            self._stopped = True
+            under_way = tuple(self._tasks)
+            for task in under_way:
                 task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 
@@ -64,7 +67,7 @@ class ByHost:
 
     def _start(self) -> None:
         self._admit()
-        while self._ready and len(self._tasks) < self._concurrency and self._failure is None:
+        while self._ready and len(self._tasks) < self._concurrency and not self._stopped:
             host = self._ready.popleft()
             self._listed.discard(host)
             row = self._queues[host].popleft()
@@ -82,15 +85,8 @@ class ByHost:
         self._active[host] -= 1
         if not self._queues[host] and not self._active[host]:
             del self._queues[host], self._active[host]
-        if self._failure is None and not task.cancelled():
-            self._failure = task.exception()
+        if self._failure is None and not task.cancelled() and (failure := task.exception()) is not None:
+            self._failure, self._stopped = failure, True
+            self._finished.set()  # the others are not waited for: a host that never answers would hold up the error
         self._offer(host)
         self._start()
-
-
-def host_of(link: str) -> str:
-    """The host that a link names; all malformed links share one."""
-    try:
-        return (URL(link).host or "").lower()
-    except ValueError:
-        return ""

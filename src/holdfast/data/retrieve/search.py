@@ -7,7 +7,6 @@ the number found is known (:mod:`holdfast.data.retrieve.negatives`).
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import fingerprint_file, fingerprint_json
+from holdfast.artifacts import clear_temporaries, fingerprint_file, fingerprint_json, not_writable, write_atomic
 from holdfast.data.retrieve.manifest import ROWS, RetrievalFolder
 from holdfast.data.retrieve.metadata import (
     MetadataFile,
@@ -96,24 +95,50 @@ def search(
     files = find_files(source, s3)
     for file in files:
         check_columns(file, query)
-    folder = RetrievalFolder(out)
-    folder.found.parent.mkdir(parents=True, exist_ok=True)
     engine = f"duckdb {import_duckdb().__version__}"
     request = {"query": query.described(), "files": [file.described() for file in files], "engine": engine}
-    done = folder.step("search")
-    if done is not None and done["request"] == fingerprint_json(request) and _untouched(folder, done):
+    with RetrievalFolder(out).writing() as folder:
+        done = folder.step("search")
+        if done is None or done["request"] != fingerprint_json(request) or not _untouched(folder, done):
+            done = _search(files, query, folder, request, s3, memory, threads, progress, cluster)
+        for old in folder.found.parent.glob("parts-*"):
+            shutil.rmtree(old)
         return done
+
+
+def _search(
+    files: list[MetadataFile],
+    query: SearchQuery,
+    folder: RetrievalFolder,
+    request: dict[str, Any],
+    s3: S3Options | None,
+    memory: str,
+    threads: int | None,
+    progress: Progress | None,
+    cluster: str | None,
+) -> dict[str, Any]:
     parts = folder.found.parent / f"parts-{fingerprint_json(request)[7:19]}"
-    parts.mkdir(parents=True, exist_ok=True)
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_writable(parts, error) from error
+    clear_temporaries(parts)
     if cluster is None:
         _scan_here(files, query, parts, s3, memory, threads, progress)
     else:
         from holdfast.data.retrieve.cluster import scan_on_cluster
 
         scan_on_cluster(cluster, files, query, parts, s3, memory, progress)
-    with connect(memory, threads, parts, s3, files) as connection:
-        counts = _merge(connection, parts, folder)
-        counts["negatives"] = draw_negatives(connection, files, query, counts["found"], folder)
+    try:
+        with connect(memory, threads, parts, s3, files) as connection:
+            counts = _merge(connection, parts, folder)
+            counts["negatives"] = draw_negatives(connection, files, query, counts["found"], folder)
+    except import_duckdb().Error as error:
+        raise UserError(
+            "DuckDB could not put the rows together",
+            found=str(error).splitlines()[0][:300],
+            do="give it more --memory or room on the disk; the scan is kept, and the same command goes on from there",
+        ) from error
     section = {
         "request": fingerprint_json(request),
         **request,
@@ -121,14 +146,12 @@ def search(
         "hashes": {"found": fingerprint_file(folder.found), "negatives": fingerprint_file(folder.negatives)},
     }
     folder.finish("search", section)
-    for old in folder.found.parent.glob("parts-*"):
-        shutil.rmtree(old)
     return section
 
 
 def _untouched(folder: RetrievalFolder, section: dict[str, Any]) -> bool:
     pairs = (("found", folder.found), ("negatives", folder.negatives))
-    return all(path.exists() and fingerprint_file(path) == section["hashes"][name] for name, path in pairs)
+    return all(path.is_file() and fingerprint_file(path) == section["hashes"].get(name) for name, path in pairs)
 
 
 def check_columns(file: MetadataFile, query: SearchQuery) -> dict[str, str]:
@@ -231,7 +254,7 @@ def scan_files(connection: duckdb.DuckDBPyConnection, group: Group, query: Searc
         for batch in stream(connection, statement):
             kept = batch.filter(batch.column("wanted"))
             yield pa.RecordBatch.from_arrays([kept.column(one.name).cast(one.type) for one in _PART], schema=_PART)
-    except (engine.Error, pa.ArrowException) as error:
+    except (engine.Error, pa.ArrowException, OSError) as error:
         raise UserError(
             f"DuckDB could not read {group[0][1].name}"
             + (f" or one of the {len(group) - 1} after it" * (len(group) > 1)),
@@ -260,14 +283,16 @@ def passes(names: dict[str, str], query: SearchQuery) -> str:
 
 def write_part(path: Path, batches: Iterator[pa.RecordBatch], report: Callable[[int, int], None] | None = None) -> None:
     """Stream batches into a part; it gets its name only when it is whole."""
-    temporary = path.with_suffix(".tmp")
-    with pq.ParquetWriter(temporary, _PART, compression="lz4", use_dictionary=False) as writer:
-        for batch in batches:
-            if len(batch):
-                writer.write_batch(batch)
-                if report is not None:
-                    report(batch.column("file")[-1].as_py(), batch.column("row")[-1].as_py())
-    os.replace(temporary, path)
+
+    def write(temporary: Path) -> None:
+        with pq.ParquetWriter(temporary, _PART, compression="lz4", use_dictionary=False) as writer:
+            for batch in batches:
+                if len(batch):
+                    writer.write_batch(batch)
+                    if report is not None:
+                        report(batch.column("file")[-1].as_py(), batch.column("row")[-1].as_py())
+
+    write_atomic(path, write)
 
 
 def _merge(connection: duckdb.DuckDBPyConnection, parts: Path, folder: RetrievalFolder) -> dict[str, int]:
@@ -295,11 +320,15 @@ def stream(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[pa
 
 def write_rows(connection: duckdb.DuckDBPyConnection, statement: str, path: Path) -> int:
     """Write a query's rows as Parquet with Arrow, whose files are the same bytes for the same rows."""
-    temporary, rows = path.with_suffix(".tmp"), 0
-    with pq.ParquetWriter(temporary, ROWS, compression="zstd") as writer:
-        for batch in stream(connection, statement):
-            arrays = [batch.column(one.name).cast(one.type) for one in ROWS]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=ROWS))
-            rows += len(batch)
-    os.replace(temporary, path)
+    rows = 0
+
+    def write(temporary: Path) -> None:
+        nonlocal rows
+        with pq.ParquetWriter(temporary, ROWS, compression="zstd") as writer:
+            for batch in stream(connection, statement):
+                arrays = [batch.column(field.name).cast(field.type) for field in ROWS]
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=ROWS))
+                rows += len(batch)
+
+    write_atomic(path, write)
     return rows

@@ -2,22 +2,27 @@
 
 Row i belongs to shard i // size from the start. While a shard is under way, each outcome is appended to its journal
 and each picture to its blob; when all its rows are settled the tar is written in order of keys and put in place in one
-step.
+step. A line of a journal or a table that cannot be read, or whose picture is not where it says, counts as if it had
+never been written: its row is fetched again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import struct
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import canonical_json, read_jsonl, write_atomic, write_text
+from holdfast.artifacts import canonical_json, not_writable, read_regular, write_atomic, write_text
 from holdfast.data.retrieve.download import TRANSIENT, Outcome
+from holdfast.errors import HoldfastError, UserError
+
+_LARGEST_LOG = 1 << 30  # bytes of a journal or a table: a shard has a thousand rows
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,15 @@ class Record:
 
 
 class ShardStore:
-    """The shards of one folder, and the journals of those that are not whole yet."""
+    """The shards of one folder, and the journals of those that are not whole yet.
+
+    ``unreadable`` counts the lines that were passed over when the shards were opened for a run.
+    """
 
     def __init__(self, root: Path, wanted: list[Wanted], size: int, attempts: int) -> None:
         self.root, self.size, self._wanted, self._attempts = root, size, wanted, attempts
+        self.unreadable = 0
         self._tried: dict[str, int] = {}  # attempts of earlier runs, of the rows that are tried again
-        root.mkdir(parents=True, exist_ok=True)
 
     @property
     def count(self) -> int:
@@ -95,43 +103,68 @@ class ShardStore:
 
     def finished(self, shard: int) -> dict[str, Record]:
         """The records of a whole shard by key; empty where it is not whole."""
-        path = self.table(shard)
-        return {line["key"]: Record(**line) for line in read_jsonl(path)} if path.exists() else {}
+        return self._finished(shard)[0]
 
-    def _journalled(self, shard: int) -> dict[str, tuple[Record, int, int]]:
-        """Outcomes of the shard under way: key -> record and where its picture lies in the blob."""
-        journal, blob = self._journal(shard), self._blob(shard)
-        if not journal.exists():
-            return {}
-        size = blob.stat().st_size if blob.exists() else 0
-        known: dict[str, tuple[Record, int, int]] = {}
-        whole = 0
-        with journal.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # cut short by a kill
-                entry: dict[str, Any] = json.loads(line)
-                if entry["offset"] + entry["length"] > size:
-                    break
-                known[entry["record"]["key"]] = (Record(**entry["record"]), entry["offset"], entry["length"])
-                whole += len(line)
-        if whole != journal.stat().st_size:
-            with journal.open("r+b") as file:
-                file.truncate(whole)
-        return known
+    def _finished(self, shard: int) -> tuple[dict[str, Record], int]:
+        """The records of a whole shard, and the number of lines that hold none."""
+        rows = {row.key: row for row in self.rows(shard)}
+        lines = [_parse(line) for line in io.BytesIO(_content(self.table(shard)))]
+        records = [record for line in lines if (record := _record_of(line, rows)) is not None]
+        return {record.key: record for record in records}, len(lines) - len(records)
+
+    def _journalled(self, shard: int) -> tuple[dict[str, tuple[Record, bytes]], int]:
+        """Outcomes of the shard under way, with their pictures, and the number of whole lines that hold none."""
+        rows = {row.key: row for row in self.rows(shard)}
+        content = _content(self._journal(shard))
+        whole = content[: content.rfind(b"\n") + 1]  # the rest was cut short by a kill
+        known: dict[str, tuple[Record, bytes]] = {}
+        unreadable = 0
+        with self._open_blob(shard) as blob:
+            for line in io.BytesIO(whole):
+                entry = _parse(line)
+                record = _record_of(entry.get("record"), rows)
+                picture = _picture(blob, entry)
+                if record is None or picture is None or not _belongs(picture, record):
+                    unreadable += 1
+                else:
+                    known[record.key] = record, picture
+        return known, unreadable
+
+    def _open_blob(self, shard: int) -> io.BufferedIOBase:
+        blob = self._blob(shard)
+        return blob.open("rb") if blob.is_file() else io.BytesIO()
 
     def open_rows(self, shard: int) -> list[Wanted]:
         """The rows that this run has still to try; a shard that became whole before a kill is closed on the way."""
-        done, under_way = self.finished(shard), self._journalled(shard)
+        (done, spoilt), (under_way, ruined) = self._finished(shard), self._journalled(shard)
+        self.unreadable += spoilt + ruined
+        if not self.tar(shard).is_file():
+            done = {key: record for key, record in done.items() if record.status != "ok"}
         rows = [
             row
             for row in self.rows(shard)
             if row.key not in under_way and (row.key not in done or done[row.key].again(self._attempts))
         ]
         self._tried.update((row.key, done[row.key].attempts) for row in rows if row.key in done)
+        self._tidy(shard)
         if not rows and under_way:
             self.close(shard)
         return rows
+
+    def _tidy(self, shard: int) -> None:
+        """Take away what a kill left: the end of a line, pictures that no journal tells of."""
+        journal = self._journal(shard)
+        try:
+            if not journal.exists():
+                self._blob(shard).unlink(missing_ok=True)
+                return
+            content = _content(journal)
+            whole = content.rfind(b"\n") + 1
+            if whole != len(content):
+                with journal.open("r+b") as file:
+                    file.truncate(whole)
+        except OSError as error:
+            raise not_writable(journal, error) from error
 
     def record(self, row: Wanted, outcome: Outcome) -> None:
         """Write down one outcome. The picture goes first: a journal line is a promise that its bytes are there."""
@@ -150,43 +183,125 @@ class ShardStore:
                 height=picture.height,
                 source_format=picture.source_format,
             )
-            with self._blob(shard).open("ab") as file:
-                offset, length = file.tell(), len(picture.jpeg)
-                file.write(picture.jpeg)
-        line = {"record": record.as_dict(), "offset": offset, "length": length}
-        with self._journal(shard).open("ab") as file:
-            file.write(canonical_json(line).encode() + b"\n")
+        try:
+            if picture is not None:
+                with self._blob(shard).open("ab") as file:
+                    offset, length = file.tell(), len(picture.jpeg)
+                    file.write(picture.jpeg)
+            line = {"record": record.as_dict(), "offset": offset, "length": length}
+            with self._journal(shard).open("ab") as file:
+                file.write(canonical_json(line).encode() + b"\n")
+        except OSError as error:
+            raise not_writable(self._journal(shard), error) from error
 
     def close(self, shard: int) -> None:
         """Write a shard whose rows are all settled, and forget its journal."""
-        done, under_way = self.finished(shard), self._journalled(shard)
-        records = done | {key: one[0] for key, one in under_way.items()}
-        pictures = dict(self.pictures(shard)) if done else {}
-        blob = self._blob(shard)
-        if blob.exists():
-            with blob.open("rb") as file:
-                for key, (record, offset, length) in under_way.items():
-                    if record.status == "ok":
-                        file.seek(offset)
-                        pictures[key] = file.read(length)
+        done, (under_way, _) = self.finished(shard), self._journalled(shard)
+        records = done | {key: record for key, (record, _) in under_way.items()}
+        missing = [row.key for row in self.rows(shard) if row.key not in records]
+        if missing:
+            raise HoldfastError(
+                f"{len(missing)} downloads of shard {shard} are not where they were written",
+                do="check the disk and run `holdfast retrieve fetch` again: they are fetched again",
+            )
+        pictures = dict(self.pictures(shard, {key: done[key] for key in done.keys() - under_way.keys()}))
+        pictures |= {key: picture for key, (_, picture) in under_way.items()}
         ordered = [records[row.key] for row in self.rows(shard)]
-        for record in ordered:
-            if record.status == "ok" and hashlib.sha256(pictures[record.key]).hexdigest() != record.sha256:
-                raise ValueError(f"the journal of shard {shard} does not match its pictures")
         members = [(record, pictures[record.key]) for record in ordered if record.status == "ok"]
         write_atomic(self.tar(shard), lambda path: write_tar(path, members))
         write_text(self.table(shard), "".join(canonical_json(record.as_dict()) + "\n" for record in ordered))
         self._journal(shard).unlink(missing_ok=True)
-        blob.unlink(missing_ok=True)
+        self._blob(shard).unlink(missing_ok=True)
 
-    def pictures(self, shard: int) -> Iterator[tuple[str, bytes]]:
-        """Key and JPEG of every picture of a whole shard."""
-        if not self.tar(shard).exists():
+    def pictures(self, shard: int, records: dict[str, Record]) -> Iterator[tuple[str, bytes]]:
+        """Key and JPEG of every picture that the records of a whole shard tell of, each checked against its hash."""
+        waiting = {key for key, record in records.items() if record.status == "ok"}
+        if not waiting:
             return
-        with tarfile.open(self.tar(shard), "r:") as tar:
-            for member in tar:
-                if member.name.endswith(".jpg") and (file := tar.extractfile(member)) is not None:
-                    yield member.name.removesuffix(".jpg"), file.read()
+        try:
+            with self._open_tar(shard) as tar:
+                for member in tar:
+                    key = member.name.removesuffix(".jpg")
+                    if key not in waiting or key == member.name or (file := tar.extractfile(member)) is None:
+                        continue
+                    jpeg = file.read()
+                    if _belongs(jpeg, records[key]):
+                        waiting.discard(key)
+                        yield key, jpeg
+        except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+            raise self._damaged(shard, str(error)) from error
+        if waiting:
+            raise self._damaged(shard, f"{len(waiting)} pictures that are missing or changed")
+
+    def _open_tar(self, shard: int) -> tarfile.TarFile:
+        path = self.tar(shard)
+        if not path.is_file():
+            raise FileNotFoundError("no such file")
+        return tarfile.open(path, "r:")
+
+    def _damaged(self, shard: int, found: str) -> UserError:
+        return UserError(
+            f"{self.tar(shard)} is not as it was written",
+            found=found,
+            do="remove it and run `holdfast retrieve fetch` again: its pictures are fetched again",
+        )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path, _LARGEST_LOG)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read",
+            found=error.strerror or str(error),
+            do="remove it and run `holdfast retrieve fetch` again: what it told of is fetched again",
+        ) from error
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """A line as JSON; an empty object where it is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+_FIELDS = {field.name for field in fields(Record)}
+
+
+def _record_of(value: Any, rows: dict[str, Wanted]) -> Record | None:
+    """The record that a line holds, if it is one of these rows; None for anything else."""
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
+        return None
+    key, status, attempts = value["key"], value["status"], value["attempts"]
+    row = rows.get(key) if isinstance(key, str) else None
+    if row is None or (row.role, row.url, row.text, row.license) != tuple(
+        value[name] for name in ("role", "url", "text", "license")
+    ):
+        return None
+    if not isinstance(status, str) or type(attempts) is not int:
+        return None
+    if status == "ok" and not all(isinstance(value[name], str) for name in ("sha256", "body_sha256")):
+        return None
+    return Record(**value)
+
+
+def _picture(blob: io.BufferedIOBase, entry: dict[str, Any]) -> bytes | None:
+    """The bytes that a line of the journal points at, none for an outcome without a picture; None beyond the end."""
+    offset, length = entry.get("offset"), entry.get("length")
+    if type(offset) is not int or type(length) is not int:
+        return None
+    if offset < 0 or length < 0 or offset + length > blob.seek(0, io.SEEK_END):
+        return None
+    blob.seek(offset)
+    return blob.read(length)
+
+
+def _belongs(picture: bytes, record: Record) -> bool:
+    return record.status != "ok" or hashlib.sha256(picture).hexdigest() == record.sha256
 
 
 def write_tar(path: Path, members: list[tuple[Record, bytes]]) -> None:
