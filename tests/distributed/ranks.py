@@ -106,7 +106,7 @@ def plan_of(name: str, **changes: Any) -> Plan:
     }
     config = TrainConfig(**(settings | SETTINGS.get(name, {}) | changes))
     views = ViewSettings(True, getattr(METHODS[name], "views", "clean"), (0.7, 1.0), True)
-    return Plan(config, views, 0, "sha256:test", evaluate_every=1)
+    return Plan(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
 
 
 def run(

@@ -22,7 +22,7 @@ def killed(kind: str, folder: Path, every: int) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("kind", "every"), [("develop", 19), ("project", 49), ("certify", 13)])
+@pytest.mark.parametrize(("kind", "every"), [("develop", 19), ("project", 39), ("certify", 13)])
 def test_a_kill_at_some_writes_comes_to_the_same_end(
     kind: str, every: int, tmp_path: Path, tried: Callable[..., None]
 ) -> None:
