@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from holdfast.artifacts import RunFolder
-from holdfast.data.loaders import BatchMaker, RoundSampler
-from holdfast.data.tasks import RoundData
+from holdfast.data.loader import BatchMaker, RoundSampler
+from holdfast.data.round import RoundData
 from holdfast.methods.base import Method
 from holdfast.runtime import Runtime
 from holdfast.train.loop import Plan, batch_sizes, train

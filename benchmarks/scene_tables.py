@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from holdfast.certify.paired import p_value, passes
+from holdfast.certify.exact.score_test import p_value, passes
 
 Run = dict[str, Any]
 Spot = tuple[float, float]  # λ, and by how much the target is held back

@@ -36,22 +36,22 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit
-from holdfast.certify.paired import passes
+from holdfast.candidates.logit_bias import held_back_by
+from holdfast.candidates.refit import MOST, VIEWS, TargetFit, fit_seen, target_direction
+from holdfast.candidates.select import Candidate, blocking_task, choose_on_dev, test_order
+from holdfast.certify.exact.score_test import passes
 from holdfast.config import CertifyConfig, HoldfastConfig, TrainConfig
 from holdfast.config.methods import METHOD_CONFIGS
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec, View
-from holdfast.data.views import look, random_views
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec, View
+from holdfast.data.transforms import look, random_views
 from holdfast.evaluate.metrics import Comparison, TaskChange, choose_checkpoint
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
-from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import MOST, VIEWS, TargetFit, fit_seen, target_direction
 from holdfast.model.towers import Preprocess, TwoTowers
-from holdfast.rounds.candidates import Candidate, blocking_task, choose_on_dev, test_order
 from holdfast.runtime import Runtime, derive_seed, generator
 from holdfast.train.loop import Plan, train
 
@@ -519,7 +519,7 @@ TRAIN: dict[str, Any] = {
     "precision": "auto",
     "log_every": 1000,
     "flip": True,
-    "graphs": True,
+    "speed": "graphs",
 }
 LOOKS, MARGIN, LEVEL, SPARE = 4, 0.03, 0.05, 300
 WALK, HELD = CertifyConfig().walk, CertifyConfig().hold_back

@@ -34,8 +34,8 @@ from benchmarks.remembered import RowPixels, row_of
 from benchmarks.scenes import CHOSEN_AT, CHOSEN_ON, CLASSES, DIM, SEEDS, SIZES, TARGETS, WIDTH, Job, Packed, prompt
 from holdfast.config import TrainConfig
 from holdfast.config.methods import METHOD_CONFIGS
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.methods import build_method
 from holdfast.model.classifier import Classifier
@@ -140,7 +140,7 @@ RATES = (3e-3, 1e-3, 3e-4)
 
 
 def train_settings(rate: float) -> dict[str, Any]:
-    return {"learning_rate": rate, "precision": "float32", "graphs": False}
+    return {"learning_rate": rate, "precision": "float32", "speed": "compiled"}
 
 
 def choose_rates(results: list[dict[str, Any]]) -> dict[str, float]:

@@ -33,23 +33,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from benchmarks.remembered import Memory, remembered
+from holdfast.candidates.logit_bias import held_back_by
+from holdfast.candidates.refit import fit_target
 from holdfast.config import CertifyConfig, HoldfastConfig, RolesConfig, RoundConfig, SourceConfig
 from holdfast.data.assemble import labelled, near_copies
 from holdfast.data.prompts import class_prompts
 from holdfast.data.roles import assign
+from holdfast.data.round import LabelledSet, Role
 from holdfast.data.sources import catalogue
-from holdfast.data.tasks import LabelledSet, Role
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.evaluate.metrics import compare
 from holdfast.evaluate.predict import predict_each
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
-from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.model.parts import PartTowers
-from holdfast.model.target_fit import fit_target
+from holdfast.rounds.prepare import prepare_round
 from holdfast.rounds.result import comparison_json
-from holdfast.rounds.setup import prepare_round
 from holdfast.runtime import started
 
 # Chosen before any run: five other dogs are protected, golden_retriever among them, so what it gains may cost them.

@@ -128,7 +128,7 @@ def test_whole_numbers_stand_for_floats_arrays_for_tuples_and_strings_for_paths(
         RoundConfig,
         {
             **BASE,
-            "train": {"learning_rate": 1, "crop_scale": [1, 1], "graphs": True},
+            "train": {"learning_rate": 1, "crop_scale": [1, 1], "speed": "graphs"},
             "certify": {"walk_back": [0, 1], "hold_back": [0], "margin": {"a": 0}, "ledger": "here"},
             "data": {"source": [{"kind": "digits"}], "roles": {"dev": 300, "sealed": 0, "test": 1.0 / 3}},
             "task": {"target": "a", "protected": ["b"], "template": ["a {}", "the {}"]},

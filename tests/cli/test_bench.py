@@ -63,20 +63,20 @@ def test_parts_of_a_recorded_step_are_taken_from_launched_ones(
     holdfast: Any, round_file: Path, monkeypatch: pytest.MonkeyPatch, shape: bool
 ) -> None:
     """As on a GPU, where a recorded step is one piece; here a run says so unless it was told not to record."""
-    asked: list[bool | str] = []
+    asked: list[str] = []
 
     def measured(method: Any, data: Any, plan: Any, runtime: Any, *, steps: int) -> bench.Figures:
-        asked.append(plan.config.graphs)
+        asked.append(plan.config.speed)
         found = measure(method, data, plan, runtime, steps=steps, warm_up=1)
         whole = {"loader": 1.0, "step": 30.0, "logging": 1.0}
-        return found if plan.config.graphs is False else replace(found, parts=whole)
+        return found if plan.config.speed == "compiled" else replace(found, parts=whole)
 
     measure = bench.measure
     monkeypatch.setattr(bench, "measure", measured)
     what = ["--shape", "tiny", "--device", "cpu"] if shape else [str(round_file)]
     code, out, error = holdfast("bench", *what, "--steps", "2")
     assert (code, error) == (0, "")
-    assert asked == ["auto", False]
+    assert asked == ["auto", "compiled"]
     rows = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
     assert rows[-5:] == ["recorded", "logging", "forward", "backward", "optimizer"]
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from holdfast.config import RolesConfig, SourceConfig
 from holdfast.data.catalogue import CATALOGUE, Catalogue, count_problems
 from holdfast.data.roles import Assigned, assign, count_roles, fingerprint_roles, number_of
+from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
-from holdfast.data.tasks import Role
 from holdfast.errors import UserError
 
 

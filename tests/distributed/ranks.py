@@ -25,16 +25,16 @@ from holdfast.config.methods import (
     RmConfig,
     WcclConfig,
 )
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import RoundData
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train.loop import Plan, train
-from holdfast.train.shard import place
+from holdfast.train.parallel import place
 from tests.helpers import made_up_round
 
 STEPS = 20
@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "holdfast fast": {
         "optimizer": "plain",
         "learning_rate": 1e-2,
-        "towers": "fast",
+        "speed": "fast",
         "checkpoint_activations": True,
         "clip_norm": 0.5,
     },

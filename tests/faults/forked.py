@@ -24,12 +24,12 @@ from sklearn.datasets import load_digits
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.certify.ledger import Ledger
 from holdfast.config import RoundConfig, parse
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.rounds.certify_run import certify_run
 from holdfast.rounds.develop import develop, resume_config
-from holdfast.rounds.inspect import verify_project
-from holdfast.rounds.lineage import Project
 from holdfast.rounds.next_round import develop_in, resume_in
+from holdfast.rounds.project import Project
+from holdfast.rounds.verify import verify_project
 from tests.faults.killer import Killer
 
 ROUND: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.config import HoldfastConfig, RoundConfig, parse
-from holdfast.data.tasks import RoundData
+from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
 from holdfast.methods.holdfast import Holdfast
 from tests.methods.small import gradient, prepared, small_data, small_model, whole_batch

@@ -12,11 +12,11 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.candidates.refit import TargetFit, fit_seen, fit_target, own_direction, target_direction
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import TargetFit, fit_seen, fit_target, own_direction, target_direction
 from holdfast.model.towers import TwoTowers
 from tests.model.conftest import CLASSES, PROMPTS
 
@@ -77,7 +77,7 @@ def loss_of(p: np.ndarray, model: Classifier, hidden: Tensor, features: Tensor, 
 
 def test_it_finds_the_optimum(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against scipy on the plain loss; the ridge is written down in the unknowns that it is on."""
-    monkeypatch.setattr("holdfast.model.target_fit._WON", -10.0)  # the optimum itself, however little it wins
+    monkeypatch.setattr("holdfast.candidates.refit._WON", -10.0)  # the optimum itself, however little it wins
     model = classifier.double().frozen_copy()
     hidden, features, labels = seen(model)
     direction = target_direction(model, CLASSES[2])
@@ -143,7 +143,7 @@ def test_no_other_class_notices(classifier: Classifier, disturb: Disturb, rounds
 
 
 def test_the_head_moves_where_the_tower_may_not(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.model.target_fit._WON", -10.0)
+    monkeypatch.setattr("holdfast.candidates.refit._WON", -10.0)
     prompts = (PROMPTS[0], PROMPTS[1], ("snow", "a street in snow"))
     model = classifier.with_classes(CLASSES, prompts).double().frozen_copy()
     generator = torch.Generator().manual_seed(6)
@@ -239,7 +239,7 @@ def test_few_pictures_are_seen_in_several_views_and_many_in_one(
     pixels = data.constraint.pixels
     assert isinstance(pixels, Pixels)
     assert pixels.read_rows == 4 * 120
-    monkeypatch.setattr("holdfast.model.target_fit.MOST", 130)
+    monkeypatch.setattr("holdfast.candidates.refit.MOST", 130)
     pixels.read_rows = 0
     fit_target(classifier, data)
     assert pixels.read_rows == 65 + 40  # half of what may be seen goes to each set, in the evaluation view alone

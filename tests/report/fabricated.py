@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from holdfast.artifacts import PREDICTIONS, RunFolder, write_json, write_predictions
+from holdfast.candidates.select import Candidate, blocking_task, bought_by_margin, frontier
 from holdfast.certify.certificate import Settings, run_test
 from holdfast.certify.ledger import Budget
 from holdfast.certify.report import report
 from holdfast.certify.sealed import sealed_plan
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
-from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
 from holdfast.rounds.result import comparison_json
 
 HOSTILE = (

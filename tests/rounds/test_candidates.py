@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast.candidates.select import Candidate, choose_on_dev, worthwhile
+from holdfast.candidates.select import test_order as order_of
 from holdfast.evaluate.metrics import Comparison, TaskChange
-from holdfast.rounds.candidates import Candidate, choose_on_dev, worthwhile
-from holdfast.rounds.candidates import test_order as order_of
 
 MARGINS = {"a": 0.05, "b": 0.05}
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from holdfast.artifacts import RunFolder, read_json
+from holdfast.candidates.select import confused_with
 from holdfast.config import RoundConfig, TuneConfig, parse
-from holdfast.rounds.candidates import confused_with
 from holdfast.rounds.develop import develop
 from holdfast.rounds.tune import tune
 

@@ -14,7 +14,7 @@ from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.evaluate.predict import predict
 from holdfast.model.folder import load_model
 from holdfast.rounds.develop import develop, resume_config
-from holdfast.rounds.setup import prepare_round
+from holdfast.rounds.prepare import prepare_round
 from holdfast.rounds.tune import tune
 from holdfast.runtime import started
 

@@ -24,8 +24,8 @@ from holdfast.certify.sealed import Candidates, Further, SealedPlan, certify_can
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report
-from holdfast.rounds.inspect import difference, verify_project
-from holdfast.rounds.lineage import FIRST, Project
+from holdfast.rounds.project import FIRST, Project
+from holdfast.rounds.verify import difference, verify_project
 from tests.rounds.small import add_round, fill, first_model
 
 

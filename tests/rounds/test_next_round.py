@@ -10,15 +10,15 @@ import torch
 
 from holdfast.artifacts import PREDICTIONS, read_json, read_predictions
 from holdfast.config import RoundConfig, parse
-from holdfast.data.tasks import LabelledSet, TaskSpec
+from holdfast.data.round import LabelledSet, TaskSpec
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
 from holdfast.model.folder import save_model
+from holdfast.model.openclip import load_towers
 from holdfast.rounds.develop import predict_served, shared_predictions
-from holdfast.rounds.inspect import verify_project
-from holdfast.rounds.lineage import FIRST, Project
 from holdfast.rounds.next_round import develop_in, settle
-from holdfast.rounds.served import Served, as_used
+from holdfast.rounds.project import FIRST, Project
+from holdfast.rounds.reference import Served, as_used
+from holdfast.rounds.verify import verify_project
 from holdfast.runtime import started
 from tests.helpers import ArrayPixels
 from tests.rounds.small import add_round, first_model

@@ -25,10 +25,10 @@ from holdfast.rounds import decide as decide_module
 from holdfast.rounds import develop as develop_module
 from holdfast.rounds.certify_run import certify_run
 from holdfast.rounds.develop import develop, resume_config
-from holdfast.rounds.inspect import verify_project
-from holdfast.rounds.lineage import Project
 from holdfast.rounds.next_round import develop_in
+from holdfast.rounds.project import Project
 from holdfast.rounds.tune import tune
+from holdfast.rounds.verify import verify_project
 
 ROLES = {"dev": 8, "sealed": 60, "test": 8}
 ROUND: dict[str, Any] = {
@@ -249,7 +249,7 @@ def test_a_spent_set_is_known_before_anything_is_trained(finished: Path, tmp_pat
     root = tmp_path / "copy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(develop_module, "train", lambda *_: pytest.fail("trained for nothing"))
-        patch.setattr("holdfast.rounds.setup.load_start", lambda *_: pytest.fail("loaded for nothing"))
+        patch.setattr("holdfast.rounds.prepare.load_start", lambda *_: pytest.fail("loaded for nothing"))
         with pytest.raises(UserError, match="is spent"):
             develop(settings(train={"steps": 3}), root / "other", root, quiet=True)
         with pytest.raises(UserError, match="another budget"):
@@ -376,7 +376,7 @@ def test_a_round_of_a_project_that_is_refused_leaves_nothing(root: Path) -> None
 def test_a_round_that_was_killed_before_it_began_is_taken_up(root: Path) -> None:
     project = Project.open(root / "project", create=True)
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom holdfast.rounds.lineage import Project\n"
+        "import os, sys\nfrom pathlib import Path\nfrom holdfast.rounds.project import Project\n"
         "with Project(Path(sys.argv[1])).begin('fog', 'first'): os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", script, str(project.root)], check=False).returncode == 9

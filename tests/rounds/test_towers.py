@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.artifacts import read_json, read_predictions
 from holdfast.config import RoundConfig, TuneConfig, parse
-from holdfast.model import fast
+from holdfast.kernels import fast
 from holdfast.rounds.develop import develop
 from holdfast.rounds.result import RoundResult
 from holdfast.rounds.tune import tune
@@ -51,7 +51,7 @@ def run(root: Path, towers: str, precision: str) -> tuple[RoundResult, pa.Table]
             "images_per_task": 3,
             "learning_rate": 1e-3,
             "device": "cpu",
-            "towers": towers,
+            "speed": towers,
             "precision": precision,
             "log_every": 20,
         },

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from holdfast.config import METHOD_CONFIGS, TrainConfig
 from holdfast.config.methods import CrossEntropyConfig, DerConfig, FinetuneConfig, HoldfastConfig
-from holdfast.data.loaders import BatchSizes, RoundSampler, ViewSettings
-from holdfast.data.tasks import Batch, Images, RoundData, Texts
+from holdfast.data.loader import BatchSizes, RoundSampler, ViewSettings
+from holdfast.data.round import Batch, Images, RoundData, Texts
 from holdfast.errors import UserError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method, StepOutput
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train.bench import step_flop
-from holdfast.train.frozen import frozen_features, rest
+from holdfast.train.feature_cache import frozen_features, rest
 from holdfast.train.loop import Plan, train
 from tests.helpers import made_up_round
 
@@ -106,7 +106,7 @@ def test_every_method_runs_with_frozen_towers_and_features_change_nothing(
     kept = prepared(METHODS[name], data, freeze)
     assert rest(kept, data, CLEAN) == (freeze != "text", freeze != "image" or kept.linear)
     terms, state = losses_and_state(kept, data, augment=False)
-    monkeypatch.setattr("holdfast.train.frozen.LIMIT", 0)
+    monkeypatch.setattr("holdfast.train.feature_cache.LIMIT", 0)
     again = prepared(METHODS[name], data, freeze)
     before = {key: value.clone() for key, value in again.model.state_dict().items()}
     plain_terms, plain_state = losses_and_state(again, data, augment=False)

@@ -13,13 +13,13 @@ import torch
 
 from holdfast.artifacts import RunFolder, read_jsonl
 from holdfast.config import HoldfastConfig, TrainConfig
-from holdfast.data.loaders import BatchSizes, Pool, RoundSampler, ViewSettings
-from holdfast.data.tasks import RoundData
+from holdfast.data.loader import BatchSizes, Pool, RoundSampler, ViewSettings
+from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError, UserError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.loop import Plan, train

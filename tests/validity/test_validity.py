@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import validity
+from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.ledger import Budget, Ledger
-from holdfast.certify.paired import p_value
 from holdfast.errors import HoldfastError
 
 DELTA = 0.05

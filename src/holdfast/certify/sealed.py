@@ -22,8 +22,8 @@ from holdfast.certify.certificate import (
     write_certificate,
 )
 from holdfast.certify.claims import PROMISE, delta_of
+from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.ledger import Budget, Ledger, Standing
-from holdfast.certify.paired import impossible
 from holdfast.certify.report import report
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
 from holdfast.certify.tables import paired_tables

@@ -271,8 +271,8 @@ def _roles_of(round_file: Path, features: Features | None) -> Iterable[tuple[str
     from holdfast.data.assemble import task_spec
     from holdfast.data.dedup.leaks import pictures_of
     from holdfast.data.roles import assign
+    from holdfast.data.round import Role
     from holdfast.data.sources import catalogue
-    from holdfast.data.tasks import Role
 
     values = read_toml(round_file)
     config = parse(DataConfig, values.get("data", {}), f"{round_file} [data]")
@@ -292,7 +292,7 @@ def features_of(folder: Path) -> Features:
     from PIL import Image
 
     from holdfast.data.images import evaluation_view
-    from holdfast.data.views import look
+    from holdfast.data.transforms import look
     from holdfast.model.folder import load_model, model_folder
 
     classifier = load_model(model_folder(folder)).eval()

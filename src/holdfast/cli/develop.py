@@ -77,8 +77,8 @@ def develop(
     config = _with_train(config, device=device, shard=shard, steps=steps)
     if project is None:
         return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json)
-    from holdfast.rounds.lineage import Project
     from holdfast.rounds.next_round import develop_in
+    from holdfast.rounds.project import Project
 
     opened = Project.open(project, create=True)
     return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json)
@@ -88,8 +88,8 @@ def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> R
     """Go on with a run. Where it goes on changes no number; how long it is belongs to the round."""
     from holdfast.artifacts import RunFolder
     from holdfast.rounds.develop import develop, resume_config
-    from holdfast.rounds.lineage import Project
     from holdfast.rounds.next_round import resume_in
+    from holdfast.rounds.project import Project
     from holdfast.rounds.result import read_result
     from holdfast.runtime import speaks
 

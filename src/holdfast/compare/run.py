@@ -20,7 +20,7 @@ from holdfast._version import __version__
 from holdfast.artifacts import RunFolder, read_predictions, write_json, write_predictions
 from holdfast.compare.grid import Job
 from holdfast.compare.records import JobFolder, JobRecord, Score, read_comparison, write_comparison
-from holdfast.data.tasks import LabelledSet, RoundData
+from holdfast.data.round import LabelledSet, RoundData
 from holdfast.errors import HoldfastError, Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
 from holdfast.methods.base import Method
@@ -28,7 +28,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
 from holdfast.rounds.develop import candidate_name, shared_predictions
-from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
+from holdfast.rounds.prepare import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
 from holdfast.train.loop import Plan, train
 

@@ -75,14 +75,11 @@ class TrainConfig(Config):
     precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
     """`auto`: bf16 where the device has it, else float32. Weights, similarities and losses stay float32."""
     device: str = "auto"
-    towers: Literal["auto", "fast", "plain"] = "auto"
-    """How the towers are computed: `fast` leaves out what no feature depends on and keeps activations in the working
-    precision, `plain` calls the model's own modules. `auto`: fast on a GPU."""
-    compile: bool = True
-    """Compile the blocks of fast towers, on a GPU."""
-    graphs: Literal["auto"] | bool = "auto"
-    """Record a step as a CUDA graph and play it back, on one GPU. `auto`: where the method says that it can be, with
-    fast, compiled towers. What cannot be recorded runs as usual, after a warning."""
+    speed: Literal["auto", "plain", "fast", "compiled", "graphs"] = "auto"
+    """How a step is computed; no word changes what is computed. `plain` calls the model's own modules. `fast` leaves out
+    what no feature depends on and keeps activations in the working precision. `compiled` also compiles the blocks, on a
+    GPU. `graphs` also records a step as a CUDA graph and plays it back, on one GPU. `auto`: plain on a CPU, graphs on a
+    GPU where the method says that it can be recorded, else compiled."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     shard: Literal["none", "full"] = "none"

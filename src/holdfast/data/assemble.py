@@ -17,9 +17,9 @@ from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks
 from holdfast.data.pixels import Gathered, gather
 from holdfast.data.prompts import class_prompts, fill, read_prompts, words_of
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
+from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec, label_index
 from holdfast.data.sources import catalogue
 from holdfast.data.sources.files import split_role
-from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec, label_index
 from holdfast.errors import UserError, nearest
 
 NEUTRAL_PROMPT = "a photo"  # the text of a picture of which nothing is known

@@ -17,8 +17,8 @@ import pyarrow as pa
 from holdfast.artifacts import fingerprint_bytes
 from holdfast.config import RolesConfig
 from holdfast.data.catalogue import Catalogue, Problem, number_of
+from holdfast.data.round import Role
 from holdfast.data.sources.files import split_role
-from holdfast.data.tasks import Role
 from holdfast.errors import UserError
 
 ROLES = pa.schema(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from holdfast.artifacts import PREDICTIONS
-from holdfast.data.tasks import LabelledSet
-from holdfast.data.views import look
+from holdfast.data.round import LabelledSet
+from holdfast.data.transforms import look
 from holdfast.errors import TrainingError, UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.towers import Preprocess

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config import HoldfastConfig
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import (
     LOSSES,
     Method,
@@ -29,7 +29,7 @@ class Holdfast(Method):
     """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
 
     uses_heads = True
-    recordable = True
+    graph_safe = True
     is_target: Tensor  # [K] 1 at the target
     old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
 

@@ -13,7 +13,7 @@ from holdfast.report.card import escaped
 from holdfast.report.markup import Markup, change_mark, count, percent, tag
 from holdfast.report.sections import Section, banner, data_table
 from holdfast.report.words import VerdictText
-from holdfast.rounds.lineage import FIRST, Project, Round
+from holdfast.rounds.project import FIRST, Project, Round
 
 MANY = 10
 

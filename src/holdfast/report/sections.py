@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.candidates.select import Candidate as Tested
+from holdfast.candidates.select import evidence as largest_p
 from holdfast.report import figures
 from holdfast.report.content import Paired, RunContent
 from holdfast.report.evidence import TaskRow
 from holdfast.report.gallery import gallery
 from holdfast.report.markup import Markup, change_mark, count, p_text, percent, points, tag
 from holdfast.report.words import PROMISE_TEXT, VerdictText, blocked_text, verdict_text
-from holdfast.rounds.candidates import Candidate as Tested
-from holdfast.rounds.candidates import evidence as largest_p
 
 MATRIX = 14  # up to this many classes the confusion is a matrix; above, a list of what is mixed up
 

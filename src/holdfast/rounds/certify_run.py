@@ -23,14 +23,14 @@ from holdfast.certify.sealed import (
     write_run_certificate,
 )
 from holdfast.config import RoundConfig
-from holdfast.data.tasks import LabelledSet
+from holdfast.data.round import LabelledSet
 from holdfast.errors import UndecidedError, UserError
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.decide import FIRST, OLD, known_to, ledger_of
 from holdfast.rounds.develop import open_sealed, predict_served, resume_config, shared_predictions
-from holdfast.rounds.served import Served, load_served
-from holdfast.rounds.setup import Ready, prepare_round
+from holdfast.rounds.prepare import Ready, prepare_round
+from holdfast.rounds.reference import Served, load_served
 from holdfast.runtime import Runtime, started
 
 NEW = "new"

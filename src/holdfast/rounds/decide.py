@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch.distributed as dist
 
 from holdfast.artifacts import RunFolder, read_json
+from holdfast.candidates.select import Candidate, choose_on_dev, test_order
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.sealed import (
     Candidates,
@@ -25,7 +26,6 @@ from holdfast.certify.sealed import (
 )
 from holdfast.config import CertifyConfig, RoundConfig
 from holdfast.errors import HoldfastError, UndecidedError
-from holdfast.rounds.candidates import Candidate, choose_on_dev, test_order
 from holdfast.runtime import Runtime
 
 OLD, FIRST = "old", "first"  # what is asked for by these names instead of a candidate's

@@ -29,10 +29,13 @@ from holdfast.artifacts import (
     write_json,
     write_predictions,
 )
+from holdfast.candidates.logit_bias import held_back_by
+from holdfast.candidates.refit import TargetFit, fit_target
+from holdfast.candidates.select import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.certify.sealed import SealedPlan, check_readable, read_sealed_plan
 from holdfast.config import RoundConfig, parse
 from holdfast.data.assemble import Survey
-from holdfast.data.tasks import LabelledSet, RoundData
+from holdfast.data.round import LabelledSet, RoundData
 from holdfast.errors import Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict, predict_each
@@ -40,10 +43,7 @@ from holdfast.locks import one_writer
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import is_model_folder, load_model, save_model
-from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import TargetFit, fit_target
-from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.rounds.decide import (
     FIRST,
     Decision,
@@ -55,9 +55,9 @@ from holdfast.rounds.decide import (
     to_test,
     write_certificate_of,
 )
+from holdfast.rounds.prepare import Ready, inherit, prepare_round, view_settings
+from holdfast.rounds.reference import Served, load_served, relabelled
 from holdfast.rounds.result import RoundResult, candidate_from_json, candidate_json, comparison_json, read_result
-from holdfast.rounds.served import Served, load_served, relabelled
-from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
 from holdfast.train.loop import Plan, train
 from holdfast.train.progress import choose_progress

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.config import HoldfastConfig, RoundConfig
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.round import LabelledSet, PairSet, RoundData
+from holdfast.data.transforms import look
 from holdfast.errors import UserError
 from holdfast.evaluate.diagnostics import Diagnosis, LossParts, class_loss, diagnose, parameter_groups
 from holdfast.methods.base import clean_logits, cross_entropy
@@ -22,7 +22,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.objective.contrastive import GlobalContrastive
 from holdfast.rounds.develop import candidate_name, resume_config
-from holdfast.rounds.setup import Ready, prepare_round
+from holdfast.rounds.prepare import Ready, prepare_round
 from holdfast.runtime import generator, started
 
 At = Literal["start", "end"]

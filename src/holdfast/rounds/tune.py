@@ -17,10 +17,10 @@ from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, rea
 from holdfast.config import TuneConfig
 from holdfast.config.methods import CrossEntropyConfig, WcclConfig
 from holdfast.data.assemble import labelled
-from holdfast.data.loaders import ViewSettings
+from holdfast.data.loader import ViewSettings
 from holdfast.data.prompts import class_prompts
+from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec
 from holdfast.data.sources import catalogue
-from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec
 from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.methods import build_method
@@ -28,7 +28,7 @@ from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.rounds.develop import shared_predictions, writing
-from holdfast.rounds.setup import DEFAULT_CLASS_TEMPERATURE, load_start
+from holdfast.rounds.prepare import DEFAULT_CLASS_TEMPERATURE, load_start
 from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import Plan, train
 from holdfast.train.progress import choose_progress

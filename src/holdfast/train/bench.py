@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.config import TrainConfig
-from holdfast.data.loaders import RoundSampler, ViewSettings
-from holdfast.data.tasks import Draw, RoundData
+from holdfast.data.loader import RoundSampler, ViewSettings
+from holdfast.data.round import Draw, RoundData
 from holdfast.methods.base import Method
 from holdfast.runtime import Runtime
-from holdfast.train.arithmetic import working_dtype
-from holdfast.train.frozen import rest
+from holdfast.train.compute_mode import working_dtype
+from holdfast.train.feature_cache import rest
 from holdfast.train.loop import Plan, batch_sizes, train
 
 PARTS = ("loader", "forward", "backward", "optimizer", "step", "logging")
@@ -168,7 +168,7 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
 
     A backward pass counts twice its forward pass, and once: further ones (GEM's tasks, gradient shares) are not
     counted. What the fast path leaves out is, so that shares can be compared between ways of computing one step.
-    Towers that rest (:mod:`holdfast.train.frozen`) and sets that a method does not look at count nothing.
+    Towers that rest (:mod:`holdfast.train.feature_cache`) and sets that a method does not look at count nothing.
     """
     model = method.model
     towers = model.towers

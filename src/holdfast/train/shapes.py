@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from holdfast.config import HoldfastConfig, TrainConfig
-from holdfast.data.loaders import ViewSettings
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.data.sources.store import PackedPixels
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.methods.base import Method
 from holdfast.methods.holdfast import Holdfast
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
-from holdfast.train.arithmetic import arithmetic
+from holdfast.train.compute_mode import compute_mode
 from holdfast.train.loop import Plan
 
 _WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
@@ -113,7 +113,7 @@ def made_up_run(
     if config.checkpoint_activations:
         new.towers.checkpoint_activations()
     method = Holdfast(new, method_config, config.steps)
-    with arithmetic(config, runtime.device, compiled=False):
+    with compute_mode(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
     views = ViewSettings(config.augment, method_config.views, config.crop_scale, config.flip)

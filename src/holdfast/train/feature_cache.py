@@ -1,6 +1,6 @@
 """What frozen towers say, computed once: rounds that train heads only, or one tower, do not ask again every step.
 
-Features stand in a batch where pictures and texts stand (:class:`holdfast.data.tasks.Images`), under the name of the
+Features stand in a batch where pictures and texts stand (:class:`holdfast.data.round.Images`), under the name of the
 tower that made them. A model whose towers carry that name hands them out when it is asked to encode.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
+from holdfast.data.transforms import look
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import TwoTowers

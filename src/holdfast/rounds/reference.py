@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from holdfast.data.tasks import LabelledSet, TaskSpec
+from holdfast.data.round import LabelledSet, TaskSpec
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, model_folder

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.round import LabelledSet, PairSet, RoundData
+from holdfast.data.transforms import look
 from holdfast.model.classifier import Classifier, full_precision
 from holdfast.model.heads import HeadRound
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.certify.claims import Counts
-from holdfast.certify.paired import p_value
+from holdfast.certify.exact.score_test import p_value
 from holdfast.evaluate.metrics import Comparison
 
 _MOVED = 6.0  # by how much log p of a candidate with other weights must be better than with a new target alone

@@ -13,16 +13,16 @@ from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
-from holdfast.data.loaders import ViewSettings
+from holdfast.data.loader import ViewSettings
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
 from holdfast.model.folder import load_model, model_fingerprint, read_description
+from holdfast.model.openclip import load_towers
 from holdfast.model.towers import TwoTowers
-from holdfast.rounds.served import as_used
+from holdfast.rounds.reference import as_used
 from holdfast.runtime import Runtime, derive_seed
-from holdfast.train.arithmetic import arithmetic
+from holdfast.train.compute_mode import compute_mode
 
 DEFAULT_CLASS_TEMPERATURE = 0.05
 
@@ -116,7 +116,7 @@ def make_ready(
     method.to(device=runtime.device, dtype=dtype)
     if config.train.checkpoint_activations:
         new.towers.checkpoint_activations()
-    with arithmetic(config.train, runtime.device, compiled=False):
+    with compute_mode(config.train, runtime.device, compiled=False):
         method.prepare(old, assembled.data)
     method.to(device=runtime.device, dtype=dtype)
     parent = model_fingerprint(old)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.data.tasks import View
+from holdfast.data.round import View
 
 
 def random_views(
@@ -61,7 +61,7 @@ def look_at_once(
 @lru_cache(maxsize=1)
 def _kernel() -> ModuleType | None:
     try:
-        from holdfast.data import view_kernel
+        from holdfast.kernels import views as view_kernel
     except ImportError:
         return None  # a build of PyTorch without Triton
     return view_kernel

@@ -17,7 +17,7 @@ The length of E1 changes too, by which all logits of a picture are divided alike
 p minimises a cross-entropy over the round's own pictures with a ridge: in the first form a convex problem in as many
 unknowns as h has entries, solved in seconds, with protected pictures told from the target with room to spare. In a head
 that room is not to be had, for want of length, and how readily the target is named is left to
-:mod:`holdfast.model.hold_back`.
+:mod:`holdfast.candidates.logit_bias`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, View
-from holdfast.data.views import look, random_views
+from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
+from holdfast.data.round import LabelledSet, PairSet, RoundData, View
+from holdfast.data.transforms import look, random_views
 from holdfast.model.classifier import Classifier, full_precision
-from holdfast.model.hold_back import moved_class, prompt_features, steady_direction
 from holdfast.runtime import derive_seed
 
 _IN_TOWER = (0.1, 3.0)  # share of the loss that is the target's, the others' being shared out evenly; and the room:
