@@ -41,7 +41,7 @@ from holdfast.methods import build_method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime, derive_seed
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 
 
 class FrozenTowers(scenes.TableTexts):
@@ -124,7 +124,7 @@ def tune_heads(packed: Packed, towers: FrozenTowers, without: str, steps: int = 
     method = build_method(model, METHOD_CONFIGS["cross_entropy"](heads=True), steps)
     method.prepare(model, data)
     views = ViewSettings(True, "paired", (0.7, 1.0), True)  # a picture of one pixel looks the same from everywhere
-    train(method, data, Plan(config, views, 0, "base", steps), Runtime(torch.device("cpu")))
+    train(method, data, TrainSpec(config, views, 0, "base", steps), Runtime(torch.device("cpu")))
     return model.requires_grad_(False)
 
 

@@ -99,7 +99,7 @@ def test_arithmetic_is_that_of_what_a_method_looks_at(holdfast: Any, round_file:
     assert linear["images_per_second"] == pytest.approx(1000 * (8 + 18) / linear["milliseconds"])
     assert linear["teraflop"] < everything["teraflop"] * 26 / 34
     frozen = (
-        ("[train]", '[method]\nviews = "clean"\n[train]\naugment = false'),
+        ("[train]", '[method.research]\nviews = "clean"\n[train]\naugment = false'),
         ('"tiny"', '"tiny"\nfreeze = "towers"'),
     )
     assert figures(holdfast, round_file, *frozen)["teraflop"] == 0  # towers were asked once, before
@@ -110,7 +110,7 @@ def test_arithmetic_is_that_of_what_a_method_looks_at(holdfast: Any, round_file:
     [
         ((), "do:       write a round with `holdfast init`"),
         (("ROUND.toml", "--shape", "tiny"), "either a ROUND.toml or --shape"),
-        (("ROUND.toml", "--paired"), "views = 'paired' under [method]"),
+        (("ROUND.toml", "--paired"), "views = 'paired' under [method.research]"),
         (("MISSING.toml",), "MISSING.toml does not exist"),
         (("--shape", "tny"), "did you mean 'tiny'?"),
         (("ROUND.toml", "--device", "gpu"), "auto, cpu, cuda or cuda:N"),

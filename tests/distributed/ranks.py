@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.artifacts import RunFolder
-from holdfast.config import TrainConfig
+from holdfast.config import ResearchConfig, TrainConfig
 from holdfast.config.methods import (
     Co2lConfig,
     DerConfig,
@@ -32,8 +32,9 @@ from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
+from holdfast.rounds.prepare import protected_views
 from holdfast.runtime import Runtime
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 from holdfast.train.parallel import place
 from tests.helpers import made_up_round
 
@@ -41,7 +42,9 @@ STEPS = 20
 METHODS: dict[str, Any] = {
     "holdfast": HoldfastConfig(),
     "holdfast published": HoldfastConfig(form="published", beta=50.0),
-    "holdfast paired": HoldfastConfig(form="published", beta=50.0, views="paired", slack=1.0),
+    "holdfast paired": HoldfastConfig(
+        form="published", beta=50.0, research=ResearchConfig(views="paired", tightening=1.0)
+    ),
     "holdfast fast": HoldfastConfig(form="published", beta=50.0),
     "rm": RmConfig(),
     "finetune": FinetuneConfig(),
@@ -91,7 +94,7 @@ def method_of(name: str, data: RoundData) -> Method:
     return built.double()
 
 
-def plan_of(name: str, **changes: Any) -> Plan:
+def plan_of(name: str, **changes: Any) -> TrainSpec:
     settings: dict[str, Any] = {
         "steps": STEPS,
         "batch": 10,
@@ -105,8 +108,8 @@ def plan_of(name: str, **changes: Any) -> Plan:
         "precision": "float64",
     }
     config = TrainConfig(**(settings | SETTINGS.get(name, {}) | changes))
-    views = ViewSettings(True, getattr(METHODS[name], "views", "clean"), (0.7, 1.0), True)
-    return Plan(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
+    views = ViewSettings(True, protected_views(METHODS[name]), (0.7, 1.0), True)
+    return TrainSpec(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
 
 
 def run(

@@ -46,10 +46,9 @@ ROUND: dict[str, Any] = {
     "certify": {
         "margin": 0.99,
         "target_gain": False,
-        "hold_back": [0.0],
-        "walk_back": [0.0, 1.0],
         "ledger": "ledger",
     },
+    "candidates": {"target_bias": [0.0], "interpolation": [0.0, 1.0]},
 }
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -96,7 +95,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def looks(root: Path, ledger: str = "ledger") -> int:
     found = list((root / ledger).glob("*.jsonl")) if (root / ledger).exists() else []
     standings = [Ledger(root / ledger).standing(f"sha256:{path.stem}") for path in found]
-    return sum(standing.looks for standing in standings if standing is not None)
+    return sum(standing.queries for standing in standings if standing is not None)
 
 
 class Stop(Exception):  # noqa: N818 - no error of anybody's
@@ -253,7 +252,12 @@ def test_a_spent_set_is_known_before_anything_is_trained(finished: Path, tmp_pat
         with pytest.raises(UserError, match="is spent"):
             develop(settings(train={"steps": 3}), root / "other", root, quiet=True)
         with pytest.raises(UserError, match="another budget"):
-            develop(settings(certify={"looks": 2, "ledger": str(_open_ledger(root))}), root / "other", root, quiet=True)
+            develop(
+                settings(certify={"query_budget": 2, "ledger": str(_open_ledger(root))}),
+                root / "other",
+                root,
+                quiet=True,
+            )
         (root / "file").write_text("")
         with pytest.raises(UserError, match="cannot be written"):
             develop(settings(certify={"ledger": "file"}), root / "other", root, quiet=True)
@@ -268,8 +272,8 @@ def _open_ledger(root: Path) -> Path:
     from holdfast.artifacts import fingerprint_ids
 
     sealed = fingerprint_ids(row["example_id"] for row in roles if row["role"] == "sealed")
-    with Ledger(root / "open").look(sealed, Budget(looks=3)) as look:
-        look.close(False)
+    with Ledger(root / "open").query(sealed, Budget(queries=3)) as query:
+        query.close(False)
     return root / "open"
 
 

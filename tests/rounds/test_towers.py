@@ -56,7 +56,7 @@ def run(root: Path, towers: str, precision: str) -> tuple[RoundResult, pa.Table]
             "log_every": 20,
         },
         "evaluate": {"every": STEPS // 2},
-        "certify": {"walk_back": [0.5, 1.0]},
+        "candidates": {"interpolation": [0.5, 1.0]},
     }
     out = root / f"{towers}-{precision}"
     result = develop(parse(RoundConfig, values, "a round"), out, root, quiet=True)

@@ -22,7 +22,7 @@ from holdfast.model.compute import ComputeMode, computing
 from holdfast.model.openclip import TINY, OpenClipTowers, load_towers
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
 
 EXACT = ComputeMode(torch.float64)
@@ -125,13 +125,13 @@ def run_of_the_loop(**changes: Any) -> dict[str, Tensor]:
     # the heads' gradient is nothing but rounding.
     settings: dict[str, Any] = {"steps": 6, "batch": 8, "images_per_task": 3, "device": "cpu"}
     config = TrainConfig(**settings, optimizer="plain", learning_rate=0.05, precision="float64", **changes)
-    plan = Plan(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "sha256:test", evaluate_every=6)
+    plan = TrainSpec(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "sha256:test", evaluate_every=6)
     train(method.double(), data, plan, Runtime(torch.device("cpu")))
     return method.state_dict()
 
 
 def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
-    plain, quick = run_of_the_loop(towers="plain"), run_of_the_loop(towers="fast")
+    plain, quick = run_of_the_loop(speed="plain"), run_of_the_loop(speed="fast")
     assert plain.keys() == quick.keys()
     assert plain["retention.u.value"].abs().min() > 1e-4  # the models have parted
     for name, value in plain.items():
@@ -140,7 +140,7 @@ def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
 
 FROZEN_METHODS: dict[str, Any] = {
     "published": HoldfastConfig(form="published", beta=50.0),
-    "default": HoldfastConfig(views="clean"),
+    "default": HoldfastConfig(),
     "cross_entropy": CrossEntropyConfig(),
 }
 
@@ -175,7 +175,7 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which
         device="cpu",
         augment=False,
     )
-    plan = Plan(config, ViewSettings(False, "clean", (0.7, 1.0), False), 0, "sha256:test", evaluate_every=6)
+    plan = TrainSpec(config, ViewSettings(False, "clean", (0.7, 1.0), False), 0, "sha256:test", evaluate_every=6)
     train(method.double(), data, plan, Runtime(torch.device("cpu")))
     return method.state_dict(), shown
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.data.transforms import look, look_at_once, random_views
+from holdfast.data.transforms import normalize_views, normalize_views_at_once, random_views
 from holdfast.kernels.cuda import compile as cuda
-from holdfast.kernels.cuda import fast, fused
+from holdfast.kernels import fast, fused
 from holdfast.runtime import Runtime, sums_by
 from holdfast.train import loop
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
@@ -167,7 +167,8 @@ def test_products_with_an_activation_are_the_product_and_then_the_activation(
 @gpu
 @pytest.mark.parametrize("length", [50, 145, 196, 197])
 def test_attention_for_pictures_is_that_for_any_rows(length: int) -> None:
-    from holdfast.kernels.cuda import attention, kernels
+    from holdfast.kernels import triton_ops as kernels
+    from holdfast.kernels.cuda import attention
 
     images, heads = 5, 3
     assert attention.takes(torch.device("cuda:0"), length, 64)
@@ -249,8 +250,8 @@ def test_views_in_one_pass_are_those_of_several(crops: bool) -> None:
     pixels = torch.randint(0, 256, (8, 3, 40, 40), dtype=torch.uint8, device="cuda")
     view = random_views(8, 1, crop_scale=(0.3, 1.0), flip=True) if crops else None
     mean, std = (0.48, 0.45, 0.4), (0.26, 0.27, 0.28)
-    got = look_at_once(pixels, mean, std, view, torch.float32, torch.float32)
-    torch.testing.assert_close(got, look(pixels, mean, std, view), rtol=0, atol=1e-4 if crops else 1e-6)
+    got = normalize_views_at_once(pixels, mean, std, view, torch.float32, torch.float32)
+    torch.testing.assert_close(got, normalize_views(pixels, mean, std, view), rtol=0, atol=1e-4 if crops else 1e-6)
 
 
 def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:

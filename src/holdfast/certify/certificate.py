@@ -42,7 +42,7 @@ class Settings:
             raise UserError(
                 f"a level of {self.level:.3g} is not usable",
                 expected=f"from {SMALLEST_LEVEL:g}, the finest that the exact test resolves, to {LARGEST_LEVEL:g}",
-                do="ask for less confidence, or for fewer looks at the same images",
+                do="ask for less confidence, or for fewer queries of the same images",
             )
 
     @property

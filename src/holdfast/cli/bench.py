@@ -39,7 +39,7 @@ def bench(
     if round_file is not None and shape is not None:
         raise UserError("two things to time", expected="either a ROUND.toml or --shape")
     if round_file is not None and paired:
-        raise UserError("--paired goes with --shape", do="say views = 'paired' under [method] of the round")
+        raise UserError("--paired goes with --shape", do="say views = 'paired' under [method.research] of the round")
     if round_file is None and shape is None:
         raise UserError(
             "what is to be timed?",
@@ -110,13 +110,13 @@ def _of_round(path: Path, steps: int, device: str | None, **changes: str) -> Fig
     from holdfast.rounds.prepare import inherit, prepare_round, view_settings
     from holdfast.runtime import started
     from holdfast.train.bench import measure
-    from holdfast.train.loop import Plan
+    from holdfast.train.loop import TrainSpec
 
     config = inherit(parse(RoundConfig, read_toml(path), str(path)), path.parent)
     with started(device or config.train.device) as runtime:
         ready = prepare_round(config, path.parent, runtime)
         views = view_settings(config.train, config.method)
-        plan = Plan(
+        plan = TrainSpec(
             config.trained.model_copy(update=changes), views, config.seed, ready.fingerprint, config.train.steps
         )
         return measure(ready.method, ready.assembled.data, plan, runtime, steps=steps)

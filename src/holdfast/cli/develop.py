@@ -71,9 +71,9 @@ def develop(
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     if as_published:
-        # The paper has one model a look: neither its target fitted anew nor held back.
-        plain = config.certify.model_copy(update={"fit_target": False, "hold_back": (0.0,)})
-        config = config.model_copy(update={"method": _published(config.method), "certify": plain})
+        # The paper has one model an evaluation: no refit of the target, no bias.
+        plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
+        config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
     config = _with_train(config, device=device, shard=shard, steps=steps)
     if project is None:
         return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json)

@@ -18,7 +18,7 @@ class Which(StrEnum):
 
     ALL = "all"
     BASE = "base"
-    CONSTRAINT = "constraint"
+    TRAIN = "train"
     DEV = "dev"
     TEST = "test"
 

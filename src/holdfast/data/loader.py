@@ -29,7 +29,7 @@ from holdfast.data.round import (
     Texts,
     View,
 )
-from holdfast.data.transforms import look_at_once, random_views
+from holdfast.data.transforms import normalize_views_at_once, random_views
 from holdfast.errors import UserError
 from holdfast.runtime import Runtime, derive_seed, generator, stream_for
 
@@ -288,7 +288,7 @@ class BatchMaker:
         return self._to_device(examples.images(positions))
 
     def _look(self, pixels: Tensor, view: View | None) -> Images:
-        return Images(look_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as))
+        return Images(normalize_views_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as))
 
     def _plan_prompts(self, prompts: Tensor | None, pairs: tuple[int, int]) -> _PromptRows | None:
         """Lengths of the prompts, and rows for a typical step: a function of the data, so that resuming finds it."""

@@ -23,7 +23,7 @@ class Role(StrEnum):
     """What an example may be used for. Fixed by content hash, disjoint, written down in the run folder."""
 
     BASE = "base"  # the old model was made with it
-    CONSTRAINT = "constraint"  # training: constraint sets of protected classes, target pairs of the target class
+    TRAIN = "train"  # training: constraint sets of protected classes, target pairs of the target class
     DEV = "dev"  # all looking and choosing
     SEALED = "sealed"  # opened by a certificate, and by nothing else
     TEST = "test"  # scored once, after the choice

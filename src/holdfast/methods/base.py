@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.data.round import Batch, LabelledSet, RoundData
-from holdfast.data.transforms import look
+from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.compute import on_side_stream
@@ -195,7 +195,9 @@ def clean_logits(model: Classifier, examples: LabelledSet, batch: int = 256) -> 
     view = model.preprocess
     parts = [
         model.logits(
-            look(examples.images(slice(i, i + batch)).to(weight.device), view.mean, view.std, None, weight.dtype),
+            normalize_views(
+                examples.images(slice(i, i + batch)).to(weight.device), view.mean, view.std, None, weight.dtype
+            ),
             matrix,
         )
         for i in range(0, len(examples), batch)

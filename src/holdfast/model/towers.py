@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdfast.data.images import INTERPOLATIONS
 from holdfast.data.round import TextRows
-from holdfast.data.transforms import look
+from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 
 _LARGEST_SIDE = 16384  # pixels
@@ -33,7 +33,7 @@ class Preprocess:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
-        return look(pixels, self.mean, self.std)
+        return normalize_views(pixels, self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
         """JSON that :meth:`from_json` reads back."""

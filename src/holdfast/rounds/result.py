@@ -59,8 +59,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "step": candidate.step,
-        "lambda": candidate.walked,
-        "held": candidate.held,
+        "lambda": candidate.lam,
+        "held": candidate.bias,
         "dev": comparison_json(candidate.dev),
     }
 

@@ -23,7 +23,7 @@ from holdfast.runtime import Runtime, any_rank, derive_seed, rank_was_lost, sum_
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.compute_mode import compute_mode, fast_towers, speed_of, working_dtype
 from holdfast.train.cuda_graphs import Steps
-from holdfast.train.feature_cache import frozen_features
+from holdfast.train.feature_cache import build_feature_cache
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, place_learning_rates, set_learning_rate
 from holdfast.train.parallel import place
@@ -55,7 +55,7 @@ class _NoStopwatch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainSpec:
     """Everything a run is told besides its method and data."""
 
     config: TrainConfig
@@ -68,7 +68,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Done:
+class StepResult:
     """What a step leaves behind, for the log."""
 
     output: StepOutput  # without its graph
@@ -82,7 +82,7 @@ Evaluate = Callable[[int, Method], dict[str, Any]]
 def train(
     method: Method,
     data: RoundData,
-    plan: Plan,
+    plan: TrainSpec,
     runtime: Runtime,
     folder: RunFolder | None = None,
     evaluate: Evaluate | None = None,
@@ -111,7 +111,7 @@ class _Run:
         self,
         method: Method,
         data: RoundData,
-        plan: Plan,
+        plan: TrainSpec,
         runtime: Runtime,
         folder: RunFolder | None,
         evaluate: Evaluate | None,
@@ -129,7 +129,7 @@ class _Run:
         dtype = torch.float64 if config.precision == "float64" else torch.float32
         fast = fast_towers(config, runtime.device)
         with compute_mode(config, runtime.device, compiled=False):
-            frozen = frozen_features(method, data, plan.views)
+            frozen = build_feature_cache(method, data, plan.views)
         self.maker = BatchMaker(
             data,
             method.model.towers,
@@ -205,7 +205,7 @@ class _Run:
         finally:
             self.metrics.close()
 
-    def _step(self, step: int, batch: Batch) -> Done:
+    def _step(self, step: int, batch: Batch) -> StepResult:
         # The step's random numbers, too, are a function of (seed, step): nothing to save, nothing to restore.
         torch.manual_seed(derive_seed(self.plan.seed, "step", step, self.runtime.rank))
         set_learning_rate(self.optimizer, learning_rate_factor(self.config, step))
@@ -215,7 +215,7 @@ class _Run:
             self.lap("step")
         return done
 
-    def _compute(self, batch: Batch, measures: bool) -> Done:
+    def _compute(self, batch: Batch, measures: bool) -> StepResult:
         """A step: what is read besides the batch stands on the device, and nothing here waits for it."""
         lap = _NoStopwatch().lap if self._recording() else self.lap
         self.optimizer.zero_grad(set_to_none=True)  # a recording that failed may have left something there
@@ -241,7 +241,7 @@ class _Run:
         lap("optimizer")
         # What is left of the graph would hold on to the step's nodes while the next one runs.
         parts = {name: part.detach() for name, part in output.parts.items()}
-        return Done(replace(output, parts=parts, task_losses=None), norm, shares)
+        return StepResult(replace(output, parts=parts, task_losses=None), norm, shares)
 
     def _recording(self) -> bool:
         return self.runtime.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -311,7 +311,7 @@ class _Run:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def _log(self, done: int, what: Done, rate: float) -> None:
+    def _log(self, done: int, what: StepResult, rate: float) -> None:
         if not self.runtime.is_main:
             return  # no rank waits for what it does not write
         output = what.output

@@ -26,7 +26,7 @@ SPLITS: dict[str, Role | None] = {
     "test": Role.TEST,
     "testing": Role.TEST,
     "base": Role.BASE,
-    "constraint": Role.CONSTRAINT,
+    "constraint": Role.TRAIN,
     "sealed": Role.SEALED,
 }
 
