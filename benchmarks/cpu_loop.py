@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from holdfast.artifacts import RunFolder
-from holdfast.data.loaders import BatchMaker, RoundSampler
-from holdfast.data.tasks import RoundData
+from holdfast.data.loader import BatchMaker, RoundSampler
+from holdfast.data.round import RoundData
 from holdfast.methods.base import Method
 from holdfast.runtime import Runtime
-from holdfast.train.loop import Plan, batch_sizes, train
+from holdfast.train.loop import TrainSpec, batch_sizes, train
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
 
 CPU = Runtime(torch.device("cpu"))
 
 
-def plain_loop(method: Method, data: RoundData, plan: Plan) -> None:
+def plain_loop(method: Method, data: RoundData, plan: TrainSpec) -> None:
     sampler = RoundSampler(data, batch_sizes(plan.config), plan.seed)
     view = method.model.preprocess
     maker = BatchMaker(data, method.model.towers, view.mean, view.std, plan.views, CPU)

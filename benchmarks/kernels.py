@@ -23,7 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
-from holdfast.model import fused
+from holdfast.kernels import fused
 
 LENGTH, WIDTH, HEADS, BLOCKS = 197, 768, 12, 11
 Ways = dict[str, dict[str, Callable[[], Any]]]  # what is done, and how: "now" and "before"
@@ -35,7 +35,7 @@ def some(*size: int, scale: float = 1.0) -> Tensor:
 
 def pieces(pictures: int) -> Ways:
     """Kernels of one layer."""
-    from holdfast.model import attention, kernels, products
+    from holdfast.kernels.cuda import attention, kernels, products
 
     tokens = pictures * LENGTH
     rows = -(-tokens // 8) * 8

@@ -73,8 +73,8 @@ def main() -> None:
     with started("auto") as runtime, tempfile.TemporaryDirectory() as name:
         where = (arguments.shape, arguments.steps, Path(name), runtime)
         start, _ = run(arguments.shape, 0, Path(name), runtime)
-        launched, none = run(*where, graphs=False)
-        again, _ = run(*where, graphs=False)
+        launched, none = run(*where, speed="compiled")
+        again, _ = run(*where, speed="compiled")
         recorded, played = run(*where)
     result = {
         "shape": arguments.shape,

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from holdfast.certify.paired import p_value, passes
+from holdfast.certify.exact.score_test import p_value, passes
 
 Run = dict[str, Any]
 Spot = tuple[float, float]  # λ, and by how much the target is held back
@@ -138,7 +138,7 @@ def summarise(runs: Sequence[Run], rule: Rule, judge: str = "test") -> Summary:
         runs=len(every),
         new=sum(one.new for one in every),
         kept=sum(one.kept for one in every),
-        certified=sum(walked is not None and would_pass(run, walked) for run, walked in given),
+        certified=sum(lam is not None and would_pass(run, lam) for run, lam in given),
         worst=mean(one.worst for one in every),
         target=mean(one.target for one in every),
     )
@@ -313,9 +313,9 @@ def frontier(runs: Sequence[Run], judge: str) -> str:
             for name, label in FRONTIER.items():
                 wanted = TARGETS if target == "mean" else (target,)
                 cells = [str(size), target, label]
-                for walked in WALK:
+                for lam in WALK:
                     each = [
-                        [point(run, walked, judge) for run in pick(runs, name=name, target=one, size=size)]
+                        [point(run, lam, judge) for run in pick(runs, name=name, target=one, size=size)]
                         for one in wanted
                     ]
                     means = [(fmean(p[0] for p in found), fmean(p[1] for p in found)) for found in each]
@@ -332,8 +332,8 @@ def candidates(runs: Sequence[Run], judge: str = "test") -> str:
             found = pick(runs, name=name, size=size)
             for held in (0.0, 1.0):
                 cells = [str(size), LABELS[name] + (f", held {held:g}" if held else "")]
-                for walked in WALK:
-                    every = [point(run, (walked, held), judge) for run in found]
+                for lam in WALK:
+                    every = [point(run, (lam, held), judge) for run in found]
                     kept = sum(worst >= 0 for worst, _ in every)
                     cells.append(f"{both(every)} ({kept} of {len(every)})")
                 rows.append(cells)
@@ -447,14 +447,14 @@ def ablations(more: Sequence[Run], main: Sequence[Run]) -> str:
     return table(["two seeds, test images", *head], rows)
 
 
-def per_class(runs: Sequence[Run], walked: float = 1.0) -> str:
+def per_class(runs: Sequence[Run], lam: float = 1.0) -> str:
     """At λ = 1 with the target fitted anew: what training does to protected classes."""
     names = ("buildings", "forest", "glacier", "mountain", "sea", "street")
     rows = []
     for target in TARGETS:
         for size in SIZES:
             for name in ("holdfast", "rm", "wccl"):
-                seen = [there(run, walked, "test") for run in pick(runs, name=name, target=target, size=size)]
+                seen = [there(run, lam, "test") for run in pick(runs, name=name, target=target, size=size)]
                 means = {one: fmean(change(here[one]) for here in seen) for one in names}
                 average = fmean(means.values())
                 label = [f"**{points(means[one])}**" if one == target else points(means[one]) for one in names]
@@ -500,9 +500,9 @@ def research(runs: Sequence[Run]) -> str:
         cells = [name, str(size), str(len({run["seed"] for run in mine}))]
         for target in ("forest", "sea"):
             found = [_large(_ends(run)) for run in pick(mine, target=target)]
-            cells += [both([point(run, walked, "spare") for run in found]) for walked in (0.5, 1.0)]
+            cells += [both([point(run, lam, "spare") for run in found]) for lam in (0.5, 1.0)]
         rows.append(cells)
-    head = [f"{target}, λ = {walked}" for target in ("forest", "sea") for walked in (0.5, 1)]
+    head = [f"{target}, λ = {lam}" for target in ("forest", "sea") for lam in (0.5, 1)]
     return table(["spare images", "images a task", "seeds", *head], rows)
 
 
@@ -512,13 +512,13 @@ def views(runs: Sequence[Run]) -> str:
     for name in dict.fromkeys(run["name"] for run in runs):
         for size in SIZES:
             cells = [name, str(size)]
-            for walked in WALK:
-                found = [_together(run, (walked, 1.0)) for run in pick(runs, name=name, size=size)]
+            for lam in WALK:
+                found = [_together(run, (lam, 1.0)) for run in pick(runs, name=name, size=size)]
                 worst, middle = fmean(min(one) for one in found), fmean(fmean(one) for one in found)
                 cells.append(f"{points(worst)} ({points(middle)})")
             rows.append(cells)
         mine = pick(runs, name=name)
-        moved = fmean(min(_together(run, (walked, 1.0))) for run in mine for walked in WALK[1:])
+        moved = fmean(min(_together(run, (lam, 1.0))) for run in mine for lam in WALK[1:])
         rows.append([name, f"all, λ > 0: {100 * moved:+.2f}", *[""] * len(WALK)])
     return table(["variant", "images a task", *(f"λ = {one:g}" for one in WALK)], rows)
 

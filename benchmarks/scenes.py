@@ -36,24 +36,24 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit
-from holdfast.certify.paired import passes
+from holdfast.candidates.logit_bias import with_target_bias
+from holdfast.candidates.refit import MOST, VIEWS, TargetRefit, refit_from_features, target_direction
+from holdfast.candidates.select import Candidate, blocking_task, choose_on_dev, rank_for_testing
+from holdfast.certify.exact.score_test import passes
 from holdfast.config import CertifyConfig, HoldfastConfig, TrainConfig
 from holdfast.config.methods import METHOD_CONFIGS
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec, View
-from holdfast.data.views import look, random_views
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec, View
+from holdfast.data.transforms import look, random_views
 from holdfast.evaluate.metrics import Comparison, TaskChange, choose_checkpoint
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
-from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import MOST, VIEWS, TargetFit, fit_seen, target_direction
 from holdfast.model.towers import Preprocess, TwoTowers
-from holdfast.rounds.candidates import Candidate, blocking_task, choose_on_dev, test_order
 from holdfast.runtime import Runtime, derive_seed, generator
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 
 CLASSES = ("buildings", "forest", "glacier", "mountain", "sea", "street")
 WORDS = {
@@ -467,7 +467,12 @@ def tune_base(packed: Packed, without: str, device: torch.device, steps: int = 3
     )
     method = build_method(model, METHOD_CONFIGS["cross_entropy"](heads=False), steps).to(device)
     method.prepare(model, data)
-    train(method, data, Plan(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "base", steps), Runtime(device))
+    train(
+        method,
+        data,
+        TrainSpec(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "base", steps),
+        Runtime(device),
+    )
     return model.requires_grad_(False)
 
 
@@ -519,10 +524,10 @@ TRAIN: dict[str, Any] = {
     "precision": "auto",
     "log_every": 1000,
     "flip": True,
-    "graphs": True,
+    "speed": "graphs",
 }
 LOOKS, MARGIN, LEVEL, SPARE = 4, 0.03, 0.05, 300
-WALK, HELD = CertifyConfig().walk, CertifyConfig().hold_back
+WALK, HELD = CertifyConfig().walk, CertifyConfig().target_bias
 
 
 def run(
@@ -566,7 +571,7 @@ def run(
         return {}
 
     views = ViewSettings(True, getattr(settings, "views", "clean"), config.crop_scale, config.flip)
-    plan = Plan(config, views, job.seed, "scenes", config.steps // LOOKS)
+    plan = TrainSpec(config, views, job.seed, "scenes", config.steps // LOOKS)
     ready = time.perf_counter()
     train(method, data, plan, Runtime(device), evaluate=look)
     trained = time.perf_counter()
@@ -574,14 +579,14 @@ def run(
     done, end, _, _ = looks[best]
     pictures = fit_pictures(old, data, config, device)
 
-    def fitted(walked: float) -> Classifier:
-        there = old if walked == 0 else end if walked == 1 else interpolate(old, end, walked).to(device)
+    def fitted(lam: float) -> Classifier:
+        there = old if lam == 0 else end if lam == 1 else interpolate(old, end, lam).to(device)
         return fit_on(there, spec.target, *pictures).applied(there)
 
     walk = [
-        {"step": done, "lambda": walked, "held": held, **seen}
-        for walked in WALK
-        for held, seen in zip(HELD, changed(held_back_by(fitted(walked), data, HELD), judges), strict=True)
+        {"step": done, "lambda": lam, "held": held, **seen}
+        for lam in WALK
+        for held, seen in zip(HELD, changed(with_target_bias(fitted(lam), data, HELD), judges), strict=True)
     ]
     candidates = [
         Candidate(f"step-{done}", one["lambda"], comparison(one["dev"], sets["dev"], spec), one["held"]) for one in walk
@@ -589,7 +594,7 @@ def run(
     chosen = choose_on_dev(candidates)
     verdict, passed = certified(candidates, walk, spec)
     ships = passed or chosen
-    shipped = old if ships is None else held_back_by(fitted(ships.walked), data, [ships.held])[0]
+    shipped = old if ships is None else with_target_bias(fitted(ships.lam), data, [ships.held])[0]
     result = {
         "name": job.name,
         "target": job.target,
@@ -605,7 +610,7 @@ def run(
         "looks": [{"step": step, **seen} for step, _, _, seen in looks],
         "end": {"step": done, **changed([end], judges)[0]},
         "walk": walk,
-        "chosen": None if chosen is None else [chosen.walked, chosen.held],
+        "chosen": None if chosen is None else [chosen.lam, chosen.held],
         **verdict,
         "blocked_by": blocking_task(
             [*((str(one[0]), one[2]) for one in looks), *((one.name, one.dev) for one in candidates)]
@@ -640,12 +645,12 @@ def _upper(towers: Any, maps: Tensor, in_tower: bool) -> tuple[Tensor, Tensor]:
     return hidden, towers.project(hidden) if in_tower else hidden
 
 
-def fit_on(model: Classifier, name: str, maps: Tensor, labels: Tensor) -> TargetFit:
+def fit_on(model: Classifier, name: str, maps: Tensor, labels: Tensor) -> TargetRefit:
     """The target's logit fitted anew, in the image tower where it has a last layer."""
     direction = target_direction(model, name)
     found = [_upper(model.towers, maps[i : i + 1000], direction is not None) for i in range(0, len(maps), 1000)]
     hidden, features = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return fit_seen(model, name, direction, hidden, features, labels)
+    return refit_from_features(model, name, direction, hidden, features, labels)
 
 
 def comparison(changes: dict[str, list[float]], judge: Judge, spec: TaskSpec) -> Comparison:
@@ -665,17 +670,17 @@ def certified(
     if "sealed" not in walk[0]:
         return {}, None
     margins = dict.fromkeys(spec.protected, MARGIN)
-    order = test_order(candidates, margins, bolder=False)
+    order = rank_for_testing(candidates, margins, test_more_candidates=False)
     shipped: Candidate | None = None
     for one in order:
-        sealed = next(there["sealed"] for there in walk if (there["lambda"], there["held"]) == (one.walked, one.held))
+        sealed = next(there["sealed"] for there in walk if (there["lambda"], there["held"]) == (one.lam, one.held))
         counts = {name: [int(value) for value in sealed[name][:3]] for name in spec.classes}
         asked = {**margins, spec.target: 0.0}
         if not all(passes(counts[name][1], counts[name][2], counts[name][0], asked[name], LEVEL) for name in asked):
             break
         shipped = one
-    said = None if shipped is None else [shipped.walked, shipped.held]
-    return {"certified": said, "order": [[one.walked, one.held] for one in order]}, shipped
+    said = None if shipped is None else [shipped.lam, shipped.held]
+    return {"certified": said, "order": [[one.lam, one.held] for one in order]}, shipped
 
 
 def rejudged(run: dict[str, Any]) -> dict[str, Any]:
@@ -696,7 +701,7 @@ def rejudged(run: dict[str, Any]) -> dict[str, Any]:
     chosen = choose_on_dev(candidates)
     return {
         **run,
-        "chosen": None if chosen is None else [chosen.walked, chosen.held],
+        "chosen": None if chosen is None else [chosen.lam, chosen.held],
         **certified(candidates, run["walk"], spec)[0],
     }
 
@@ -750,7 +755,7 @@ TARGETS, SIZES, SEEDS = ("forest", "sea", "buildings"), (100, 300, 1000), (0, 1,
 PUBLISHED: dict[str, Any] = HoldfastConfig.published().model_dump()
 DEFAULT: dict[str, Any] = HoldfastConfig().model_dump()
 SLOW: dict[str, Any] = {"learning_rate": 5e-5}
-OURS = (DEFAULT, {**SLOW, "head_learning_rate": HoldfastConfig().head_rate * SLOW["learning_rate"]})
+OURS = (DEFAULT, {**SLOW, "head_learning_rate": HoldfastConfig().head_lr_multiplier * SLOW["learning_rate"]})
 CORE = ("holdfast", "published", "finetune", "rm")  # five seeds; the others as many as below
 FEWER = {"gem": 1, "co2l": 2}
 
@@ -857,8 +862,8 @@ def research_variants() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         "paired views (default of before)": (paired, rate),
         "clean views": (clean, rate),
         "clean views, rate 1e-4": (clean, quick),
-        "clean views, rate 1e-4, distil 3": ({**clean, "distil": 3.0}, quick),
-        "clean views, rate 1e-4, no distillation": ({**clean, "distil": 0.0, "lift": 0.0}, quick),
+        "clean views, rate 1e-4, distil 3": ({**clean, "distill_weight": 3.0}, quick),
+        "clean views, rate 1e-4, no distillation": ({**clean, "distill_weight": 0.0, "label_boost": 0.0}, quick),
     }
 
 

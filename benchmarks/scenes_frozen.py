@@ -34,14 +34,14 @@ from benchmarks.remembered import RowPixels, row_of
 from benchmarks.scenes import CHOSEN_AT, CHOSEN_ON, CLASSES, DIM, SEEDS, SIZES, TARGETS, WIDTH, Job, Packed, prompt
 from holdfast.config import TrainConfig
 from holdfast.config.methods import METHOD_CONFIGS
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.methods import build_method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime, derive_seed
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 
 
 class FrozenTowers(scenes.TableTexts):
@@ -124,7 +124,7 @@ def tune_heads(packed: Packed, towers: FrozenTowers, without: str, steps: int = 
     method = build_method(model, METHOD_CONFIGS["cross_entropy"](heads=True), steps)
     method.prepare(model, data)
     views = ViewSettings(True, "paired", (0.7, 1.0), True)  # a picture of one pixel looks the same from everywhere
-    train(method, data, Plan(config, views, 0, "base", steps), Runtime(torch.device("cpu")))
+    train(method, data, TrainSpec(config, views, 0, "base", steps), Runtime(torch.device("cpu")))
     return model.requires_grad_(False)
 
 
@@ -140,7 +140,7 @@ RATES = (3e-3, 1e-3, 3e-4)
 
 
 def train_settings(rate: float) -> dict[str, Any]:
-    return {"learning_rate": rate, "precision": "float32", "graphs": False}
+    return {"learning_rate": rate, "precision": "float32", "speed": "compiled"}
 
 
 def choose_rates(results: list[dict[str, Any]]) -> dict[str, float]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from holdfast.model.clip import OpenClipTowers, architecture_config
+from holdfast.model.openclip import OpenClipTowers, architecture_config
 from holdfast.model.towers import Preprocess
-from holdfast.train.shard import blocks
+from holdfast.train.parallel import blocks
 
 ARCHITECTURES = ("ViT-B-16", "ViT-L-14", "ViT-H-14", "ViT-bigG-14")
 WORLDS = {8: 450e9, 64: 50e9}  # ranks -> bytes a second and GPU: inside one machine, and between eight of them

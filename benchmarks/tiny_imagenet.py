@@ -33,23 +33,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from benchmarks.remembered import Memory, remembered
+from holdfast.candidates.logit_bias import with_target_bias
+from holdfast.candidates.refit import refit_target
 from holdfast.config import CertifyConfig, HoldfastConfig, RolesConfig, RoundConfig, SourceConfig
 from holdfast.data.assemble import labelled, near_copies
 from holdfast.data.prompts import class_prompts
 from holdfast.data.roles import assign
+from holdfast.data.round import LabelledSet, Role
 from holdfast.data.sources import catalogue
-from holdfast.data.tasks import LabelledSet, Role
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.evaluate.metrics import compare
 from holdfast.evaluate.predict import predict_each
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
-from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
 from holdfast.model.parts import PartTowers
-from holdfast.model.target_fit import fit_target
+from holdfast.rounds.prepare import prepare_round
 from holdfast.rounds.result import comparison_json
-from holdfast.rounds.setup import prepare_round
 from holdfast.runtime import started
 
 # Chosen before any run: five other dogs are protected, golden_retriever among them, so what it gains may cost them.
@@ -200,8 +200,8 @@ DEFAULT: dict[str, Any] = {
     "gamma_tasks": 0.2,
     "replay": 1.0,
     "margin": 8.0,
-    "distil": 30.0,
-    "lift": 1.0,
+    "distill_weight": 30.0,
+    "label_boost": 1.0,
     "contrast": 0.3,
 }
 RATES = (3e-3, 1e-3)
@@ -248,13 +248,11 @@ def round_config(folder: Path, method: dict[str, Any], rate: float, seed: int, *
             # The target is neither fitted anew nor held back here: candidates are those that the study was begun with.
             "certify": {
                 "margin": MARGIN,
-                "looks": 1,
-                "look": look,
-                "fit_target": False,
-                "hold_back": [0.0],
-                "bolder": True,
+                "query_budget": 1,
+                "test_sealed": look,
                 "ledger": folder / "ledger",
             },
+            "candidates": {"refit_target": False, "target_bias": [0.0], "test_more_candidates": True},
         }
     )
 
@@ -453,7 +451,7 @@ def singular(folder: Path, out: Path, rank: int, images: int) -> None:
         towers = model.towers
         shared = [one.requires_grad_(True) for one in (*towers.adapter.parameters(), towers.weight)]
         added = model.begin_round(rank, 0)
-        examples = pictures(folder, list(classes), [Role.CONSTRAINT])
+        examples = pictures(folder, list(classes), [Role.TRAIN])
         first = np.concatenate([examples.of_class(k)[:images] for k in range(len(protected))])
         few = LabelledSet(
             examples.pixels, examples.rows[first], examples.labels[first], tuple(examples.ids[p] for p in first)
@@ -487,10 +485,10 @@ def alone(folder: Path, out: Path) -> None:
         ready = prepare_round(config, Path(), runtime)
         data, old = ready.assembled.data, ready.old
         began = time.perf_counter()
-        fitted = fit_target(old, data, in_tower=False, flip=config.train.flip).applied(old)
-        family = held_back_by(fitted, data, certify.hold_back)
+        fitted = refit_target(old, data, in_tower=False, flip=config.train.flip).applied(old)
+        family = with_target_bias(fitted, data, certify.target_bias)
         seconds = time.perf_counter() - began
-        walk: list[dict[str, Any]] = [{"lambda": 0.0, "held": held} for held in certify.hold_back]
+        walk: list[dict[str, Any]] = [{"lambda": 0.0, "held": held} for held in certify.target_bias]
         for judge, examples in (("dev", data.dev), ("test", data.open_test())):
             with torch.no_grad():
                 matrices = [one.class_matrix() for one in (old, *family)]

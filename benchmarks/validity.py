@@ -22,9 +22,9 @@ from scipy.special import gammaln
 from holdfast.artifacts import write_json
 from holdfast.certify.corrections import holm, hommel
 from holdfast.certify.eprocess import SHARES
+from holdfast.certify.exact.region import statistics
+from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.ledger import Budget
-from holdfast.certify.paired import p_value
-from holdfast.certify.region import statistics
 
 DELTA = 0.05
 

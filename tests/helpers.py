@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 
 
 class ArrayPixels:

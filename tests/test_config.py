@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 import holdfast.compare.grid  # its sections are sections too
-from holdfast.config import CertifyConfig, HoldfastConfig, RoundConfig, TrainConfig, TuneConfig, parse, read_toml
+from holdfast.config import (
+    CandidatesConfig,
+    CertifyConfig,
+    HoldfastConfig,
+    RoundConfig,
+    TrainConfig,
+    TuneConfig,
+    parse,
+    read_toml,
+)
 from holdfast.config.base import Config
 from holdfast.errors import UserError
 
@@ -63,15 +72,15 @@ def test_configs_are_frozen() -> None:
 
 
 def test_lambda_zero_is_a_candidate_only_where_its_target_is_new() -> None:
-    assert CertifyConfig().walk == (0.0, 0.25, 0.5, 0.75, 1.0)
-    assert CertifyConfig(fit_target=False).walk == (0.25, 0.5, 0.75, 1.0)
-    assert CertifyConfig(walk_back=(1.0, 0.0, 1.0)).walk == (0.0, 1.0)
+    assert CandidatesConfig().lambdas == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert CandidatesConfig(refit_target=False).lambdas == (0.25, 0.5, 0.75, 1.0)
+    assert CandidatesConfig(interpolation=(1.0, 0.0, 1.0)).lambdas == (0.0, 1.0)
     with pytest.raises(ValueError, match="leaves no candidate but the old model"):
-        CertifyConfig(walk_back=(0.0,), fit_target=False)
+        CandidatesConfig(interpolation=(0.0,), refit_target=False)
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
-        CertifyConfig(walk_back=(1.5,))
+        CandidatesConfig(interpolation=(1.5,))
     with pytest.raises(ValueError, match="none below 0"):
-        CertifyConfig(hold_back=(-1.0,))
+        CandidatesConfig(target_bias=(-1.0,))
 
 
 # -- strictly ---------------------------------------------------------------------------------------------------------
@@ -128,8 +137,9 @@ def test_whole_numbers_stand_for_floats_arrays_for_tuples_and_strings_for_paths(
         RoundConfig,
         {
             **BASE,
-            "train": {"learning_rate": 1, "crop_scale": [1, 1], "graphs": True},
-            "certify": {"walk_back": [0, 1], "hold_back": [0], "margin": {"a": 0}, "ledger": "here"},
+            "train": {"learning_rate": 1, "crop_scale": [1, 1], "speed": "graphs"},
+            "candidates": {"interpolation": [0, 1], "target_bias": [0]},
+            "certify": {"margin": {"a": 0}, "ledger": "here"},
             "data": {"source": [{"kind": "digits"}], "roles": {"dev": 300, "sealed": 0, "test": 1.0 / 3}},
             "task": {"target": "a", "protected": ["b"], "template": ["a {}", "the {}"]},
         },
@@ -137,7 +147,7 @@ def test_whole_numbers_stand_for_floats_arrays_for_tuples_and_strings_for_paths(
     )
     assert config.train.learning_rate == 1.0
     assert config.train.crop_scale == (1.0, 1.0)
-    assert config.certify.walk_back == (0.0, 1.0)
+    assert config.candidates.interpolation == (0.0, 1.0)
     assert config.certify.ledger == Path("here")
     assert (config.data.roles.dev, config.data.roles.sealed) == (300, 0.0)
     assert config.task.templates == ("a {}", "the {}")
@@ -151,9 +161,12 @@ def test_whole_numbers_stand_for_floats_arrays_for_tuples_and_strings_for_paths(
         ({"train": {"steps": "40"}}, "train.steps: Input should be a valid integer"),
         ({"train": {"crop_scale": [0.5, float("nan")]}}, "train.crop_scale.1: Input should be a finite number"),
         ({"model": {"architecture": "tiny", "head_rank": 1e9}}, "model.head_rank: Input should be a valid integer"),
-        ({"certify": {"hold_back": [float("nan")]}}, "certify.hold_back.0: Input should be a finite number"),
-        ({"certify": {"hold_back": [float("inf")]}}, "certify.hold_back.0: Input should be a finite number"),
-        ({"certify": {"walk_back": [float("nan")]}}, "certify.walk_back.0: Input should be a finite number"),
+        ({"candidates": {"target_bias": [float("nan")]}}, "candidates.target_bias.0: Input should be a finite number"),
+        ({"candidates": {"target_bias": [float("inf")]}}, "candidates.target_bias.0: Input should be a finite number"),
+        (
+            {"candidates": {"interpolation": [float("nan")]}},
+            "candidates.interpolation.0: Input should be a finite number",
+        ),
         ({"certify": {"margin": float("nan")}}, "certify.margin: Input should be a finite number"),
         ({"certify": {"margin": {"int": float("inf")}}}, "certify.margin.int: Input should be a finite number"),
         ({"data": {**BASE["data"], "roles": {"dev": True}}}, "data.roles.dev: Input should be"),

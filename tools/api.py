@@ -16,13 +16,13 @@ OUT = ROOT / "docs" / "api.md"
 MODULES = (
     ("methods/base.py", "The contract of a method"),
     ("model/towers.py", "The contract of a two-tower model"),
-    ("certify/paired.py", "The exact paired test"),
+    ("certify/exact/score_test.py", "The exact paired test"),
     ("certify/claims.py", "Claims and verdicts"),
-    ("certify/planner.py", "Planner"),
+    ("certify/exact/power.py", "Planner"),
     ("certify/ledger.py", "Ledger of sealed sets"),
     ("evaluate/metrics.py", "Measures of two models"),
     ("artifacts.py", "The run folder and its files"),
-    ("rounds/lineage.py", "Projects"),
+    ("rounds/project.py", "Projects"),
     ("report/page.py", "The report"),
     ("report/trackers.py", "Trackers"),
 )

@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
 
 
 def room_of(module: str) -> str:
-    """``holdfast.data.tasks`` -> ``data``."""
+    """``holdfast.data.round`` -> ``data``."""
     return module.split(".")[1] if "." in module else ""
 
 

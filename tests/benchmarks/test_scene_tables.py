@@ -22,7 +22,7 @@ def made_up(seed: int, certified: list[float] | None, half: tuple[int, int], ful
             "forest": [images, gained, 0, 0, 0],
         }
 
-    def walked(at: float, lost: int, gained: int) -> dict[str, Any]:
+    def lam(at: float, lost: int, gained: int) -> dict[str, Any]:
         return {"lambda": at, "held": 0.0, "test": counts(100, lost, gained), "sealed": counts(500, 10 * lost, gained)}
 
     return {
@@ -31,7 +31,7 @@ def made_up(seed: int, certified: list[float] | None, half: tuple[int, int], ful
         "size": 100,
         "seed": seed,
         "certified": certified,
-        "walk": [walked(0.5, *half), walked(1.0, *full)],
+        "walk": [lam(0.5, *half), lam(1.0, *full)],
     }
 
 

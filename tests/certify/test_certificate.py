@@ -21,11 +21,11 @@ from holdfast.certify.ledger import Ledger
 from holdfast.certify.report import report
 from holdfast.certify.sealed import (
     Candidates,
-    SealedPlan,
+    SealedClaim,
     certify_candidates,
     check_possible,
-    read_sealed_plan,
-    sealed_plan,
+    read_sealed_claim,
+    sealed_claim,
     write_run_certificate,
 )
 from holdfast.errors import FaultError, UndecidedError, UserError
@@ -95,13 +95,13 @@ def test_a_verdict_that_does_not_come_out_again(tmp_path: Path) -> None:
 # -- sealed sets ------------------------------------------------------------------------------------------------------
 
 
-def plan(spec: Spec, looks: int = 1, **more: object) -> SealedPlan:
+def plan(spec: Spec, queries: int = 1, **more: object) -> SealedClaim:
     examples = [(row["example_id"], row["task"]) for row in rows(spec)]
-    arguments = {"target": "foggy", "margin": 0.02, "target_gain": False, "looks": looks, **more}
-    return sealed_plan(examples, **arguments)  # type: ignore[arg-type]
+    arguments = {"target": "foggy", "margin": 0.02, "target_gain": False, "queries": queries, **more}
+    return sealed_claim(examples, **arguments)  # type: ignore[arg-type]
 
 
-def look(ledger: Ledger, spec: Spec, sealed: SealedPlan, candidates: dict[str, Spec] | None = None):
+def look(ledger: Ledger, spec: Spec, sealed: SealedClaim, candidates: dict[str, Spec] | None = None):
     table = rows(spec)
     asked: list[str] = []
 
@@ -115,12 +115,12 @@ def look(ledger: Ledger, spec: Spec, sealed: SealedPlan, candidates: dict[str, S
 
 
 def test_not_passed_tells_one_bit(tmp_path: Path) -> None:
-    ledger, sealed = Ledger(tmp_path), plan(BAD, looks=3)
+    ledger, sealed = Ledger(tmp_path), plan(BAD, queries=3)
     outcome, _ = look(ledger, BAD, sealed)
     assert not outcome.passed
     assert outcome.old is None
     assert outcome.told["verdict"] == "undecided"  # not `regressed`: that would be more than the bit
-    assert outcome.told["sealed"]["looks_left"] == 2
+    assert outcome.told["sealed"]["queries_left"] == 2
     text = json.dumps(outcome.told)
     for name in ("p_value", "gained", "lost", "difference", "lower_bound", "needed", "devsafety"):
         assert f'"{name}"' not in text
@@ -128,13 +128,13 @@ def test_not_passed_tells_one_bit(tmp_path: Path) -> None:
 
 
 def test_spent_set_is_shown_in_full_and_certifies_nothing_more(tmp_path: Path) -> None:
-    ledger, sealed = Ledger(tmp_path), plan(BAD, looks=1)
+    ledger, sealed = Ledger(tmp_path), plan(BAD, queries=1)
     outcome, _ = look(ledger, BAD, sealed)
     assert outcome.standing.retired
     assert outcome.told["verdict"] == "undecided"
     assert outcome.told["tasks"][0]["lost"] == 30
     with pytest.raises(UndecidedError, match="spent"):
-        look(ledger, GOOD, plan(GOOD, looks=1))
+        look(ledger, GOOD, plan(GOOD, queries=1))
 
 
 def test_sequence_of_candidates(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_bad_plans(wrong: dict[str, object], message: str) -> None:
 def test_wrong_predictions_are_found_out(tmp_path: Path) -> None:
     from holdfast.errors import HoldfastError
 
-    ledger, sealed = Ledger(tmp_path), plan(GOOD, looks=2)
+    ledger, sealed = Ledger(tmp_path), plan(GOOD, queries=2)
     with pytest.raises(HoldfastError, match="not those of the sealed images"):
         look(ledger, {"clear": (499, 5, 3), "snowy": (400, 4, 1)}, sealed)
-    assert ledger.standing(sealed.fingerprint).looks == 1  # type: ignore[union-attr]
+    assert ledger.standing(sealed.fingerprint).queries == 1  # type: ignore[union-attr]
 
 
 def run_folder(root: Path, spec: Spec, looks: int = 1, margin: object = 0.02) -> RunFolder:
@@ -199,7 +199,7 @@ def run_folder(root: Path, spec: Spec, looks: int = 1, margin: object = 0.02) ->
     state = {"status": "done", "root": "..", "parent": "sha256:old", "data": "sha256:data", "fingerprint": "sha256:run"}
     write_json(run.state, state)
     write_json(run.result, {"kept_old": False, "reason": "it lost nothing on dev images"})
-    certify = {"margin": margin, "confidence": 0.95, "looks": looks, "target_gain": True, "walk_back": [0.5, 1.0]}
+    certify = {"margin": margin, "confidence": 0.95, "query_budget": looks, "target_gain": True}
     rest = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
     write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify, **rest})
     table = [{"example_id": row["example_id"], "class": row["task"], "role": "sealed"} for row in rows(spec)]
@@ -215,7 +215,7 @@ FULL = {**GOOD, "foggy": (60, 20, 1)}
 
 def test_certificate_of_a_run(tmp_path: Path) -> None:
     run, ledger = run_folder(tmp_path / "run", FULL), Ledger(tmp_path / "ledger")
-    sealed = read_sealed_plan(run, single={"snowy": 0.03})
+    sealed = read_sealed_claim(run, single={"snowy": 0.03})
     assert sealed.settings.margins == {"clear": 0.02, "snowy": 0.03}
     assert sealed.images == {"clear": 500, "snowy": 400, "foggy": 60}
     outcome, _ = look(ledger, FULL, sealed)
@@ -296,8 +296,8 @@ def test_what_a_certificate_must_hold(
 
 
 def test_levels_that_no_test_resolves_are_refused_before_a_look(tried: Callable[..., None]) -> None:
-    for wrong in ({"confidence": 0.9999999999999}, {"confidence": 1e-300}, {"looks": 10**8}, {"confidence": 0.3}):
+    for wrong in ({"confidence": 0.9999999999999}, {"confidence": 1e-300}, {"queries": 10**8}, {"confidence": 0.3}):
         tried("bad inputs")
         with pytest.raises(UserError, match="is not usable"):
             plan(GOOD, **wrong)
-    assert plan(GOOD, looks=10**6).settings.delta == pytest.approx(5e-8)
+    assert plan(GOOD, queries=10**6).settings.delta == pytest.approx(5e-8)

@@ -267,13 +267,13 @@ def test_a_run_that_does_not_pass_shows_one_bit(shell: Shell, tmp_path: Path, pr
     run, calls = run_folder(tmp_path / "run", lost, looks=2), predicts(lost)
     ledger = ("--ledger", tmp_path / "ledger")
     assert shell("certify", run.root, *ledger) == 4  # not 3: that would tell more than pass or not
-    assert "look 1 did not pass; 1 left" in shell.out
+    assert "query 1 did not pass; 1 left" in shell.out
     assert "gained" not in shell.out
     assert not run.predictions("new", "sealed").exists()
     assert not run.certificate.exists()
     # The same claim has its answer on record: asked again it costs nothing, and tells nothing more.
     assert shell("certify", run.root, *ledger) == 4
-    assert "look 1 did not pass; 1 left" in shell.out
+    assert "query 1 did not pass; 1 left" in shell.out
     # Another claim is another look.
     assert shell("certify", run.root, *ledger, "--margin", "0.01") == 4
     assert "it is retired" in shell.out
@@ -308,6 +308,6 @@ def test_too_few_sealed_images_spend_no_look(shell: Shell, tmp_path: Path, predi
     few = {**FULL, "snowy": (3, 0, 0)}
     run, calls = run_folder(tmp_path / "run", few), predicts(few)
     assert shell("certify", run.root, "--ledger", tmp_path / "ledger") == 4
-    assert "no look was spent" in shell.err
+    assert "no query was spent" in shell.err
     assert not calls
     assert Ledger(tmp_path / "ledger").folder.exists() is False

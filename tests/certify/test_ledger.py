@@ -15,14 +15,14 @@ SET = "sha256:" + "ab" * 32
 
 def test_levels() -> None:
     assert Budget(0.05).level == 0.05
-    assert Budget(0.05, looks=100).level == pytest.approx(0.0005)
+    assert Budget(0.05, queries=100).level == pytest.approx(0.0005)
     # δ / sum_{j<B} J^j C(R, j+1)
-    assert Budget(0.05, looks=4, passes=2, candidates=3).level == pytest.approx(0.05 / (4 + 3 * 6))
-    assert Budget(0.05, looks=4, passes=3, candidates=3).level == pytest.approx(0.05 / (4 + 3 * 6 + 9 * 4))
+    assert Budget(0.05, queries=4, passes=2, candidates=3).level == pytest.approx(0.05 / (4 + 3 * 6))
+    assert Budget(0.05, queries=4, passes=3, candidates=3).level == pytest.approx(0.05 / (4 + 3 * 6 + 9 * 4))
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"looks": 0}, {"passes": 0}, {"looks": 1, "passes": 2}, {"delta": 1.0}, {"candidates": 0}]
+    "wrong", [{"queries": 0}, {"passes": 0}, {"queries": 1, "passes": 2}, {"delta": 1.0}, {"candidates": 0}]
 )
 def test_budgets_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError):
@@ -30,16 +30,16 @@ def test_budgets_that_make_no_sense(wrong: dict[str, float]) -> None:
 
 
 def test_looks_are_counted_and_the_next_is_refused(tmp_path: Path) -> None:
-    ledger, budget = Ledger(tmp_path), Budget(looks=2)
+    ledger, budget = Ledger(tmp_path), Budget(queries=2)
     assert ledger.standing(SET) is None
     for number in (1, 2):
-        with ledger.look(SET, budget, tasks=["a"], margins={"a": 0.02}) as look:
-            assert look.number == number
-            look.close(False, "never told")
+        with ledger.query(SET, budget, tasks=["a"], margins={"a": 0.02}) as query:
+            assert query.number == number
+            query.close(False, "never told")
     standing = ledger.standing(SET)
     assert standing is not None
-    assert (standing.looks, standing.passes, standing.retired, standing.looks_left) == (2, 0, True, 0)
-    with pytest.raises(UndecidedError, match="spent") as refused, ledger.look(SET, budget):
+    assert (standing.queries, standing.passes, standing.retired, standing.queries_left) == (2, 0, True, 0)
+    with pytest.raises(UndecidedError, match="spent") as refused, ledger.query(SET, budget):
         pytest.fail("a spent set was opened")
     assert refused.value.exit_code == Exit.UNDECIDED
     assert len(ledger.entries(SET)) == 5
@@ -47,36 +47,36 @@ def test_looks_are_counted_and_the_next_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_pass_retires_the_set(tmp_path: Path) -> None:
-    ledger, budget = Ledger(tmp_path), Budget(looks=10)
-    with ledger.look(SET, budget) as look:
-        look.close(True, "step-100")
+    ledger, budget = Ledger(tmp_path), Budget(queries=10)
+    with ledger.query(SET, budget) as query:
+        query.close(True, "step-100")
     standing = ledger.standing(SET)
     assert standing is not None
     assert standing.retired
     assert standing.last_passed
-    with pytest.raises(UndecidedError, match="passed once"), ledger.look(SET, budget):
+    with pytest.raises(UndecidedError, match="passed once"), ledger.query(SET, budget):
         pass
 
 
 def test_the_look_is_on_disk_before_the_block_is_entered(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    with ledger.look(SET, Budget(looks=3)) as look:
+    with ledger.query(SET, Budget(queries=3)) as query:
         lines = ledger.path(SET).read_text().splitlines()
-        assert json.loads(lines[-1])["event"] == "look"
-        look.close(False)
+        assert json.loads(lines[-1])["event"] == "query"
+        query.close(False)
 
 
 def test_an_error_inside_leaves_a_look_without_a_result(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    with pytest.raises(RuntimeError), ledger.look(SET, Budget(looks=2)):
+    with pytest.raises(RuntimeError), ledger.query(SET, Budget(queries=2)):
         raise RuntimeError("out of memory")
     standing = ledger.standing(SET)
     assert standing is not None
-    assert (standing.looks, standing.passes, standing.last_passed) == (1, 0, None)
+    assert (standing.queries, standing.passes, standing.last_passed) == (1, 0, None)
 
 
 def _crash(folder: Path, claim: str) -> None:
-    with Ledger(folder).look(SET, Budget(), claim=claim, run="mine"):
+    with Ledger(folder).query(SET, Budget(), claim=claim, run="mine"):
         os._exit(9)  # as a power cut: no `finally` runs
 
 
@@ -92,27 +92,27 @@ def test_a_look_without_a_result_is_made_again_for_the_same_claim_alone(tmp_path
     ledger = Ledger(tmp_path)
     standing = ledger.standing(SET)
     assert standing is not None
-    assert (standing.looks, standing.last_passed) == (1, None)
+    assert (standing.queries, standing.last_passed) == (1, None)
     for claim in ("another model keeps its classes", ""):
-        with pytest.raises(UndecidedError, match="spent"), ledger.look(SET, Budget(), claim=claim):
+        with pytest.raises(UndecidedError, match="spent"), ledger.query(SET, Budget(), claim=claim):
             pytest.fail("a look was given away")
-    with ledger.look(SET, Budget(), claim="this model keeps its classes") as look:
-        assert (look.number, look.recorded) == (1, None)
-        look.close(True, "step-100")
-    assert [entry["event"] for entry in ledger.entries(SET)] == ["opened", "look", "result"]
+    with ledger.query(SET, Budget(), claim="this model keeps its classes") as query:
+        assert (query.number, query.recorded) == (1, None)
+        query.close(True, "step-100")
+    assert [entry["event"] for entry in ledger.entries(SET)] == ["opened", "query", "result"]
 
 
 def test_a_result_on_record_is_the_result(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    with ledger.look(SET, Budget(), claim="a") as look:
-        look.close(True, "step-100")
+    with ledger.query(SET, Budget(), claim="a") as query:
+        query.close(True, "step-100")
     before = ledger.path(SET).read_bytes()
-    with ledger.look(SET, Budget(), claim="a") as again:
+    with ledger.query(SET, Budget(), claim="a") as again:
         assert again.recorded is not None
         assert (again.recorded.passed, again.recorded.which) == (True, "step-100")
         again.close(True, "step-100")
     assert ledger.path(SET).read_bytes() == before
-    with ledger.look(SET, Budget(), claim="a") as again, pytest.raises(FaultError, match="came out differently"):
+    with ledger.query(SET, Budget(), claim="a") as again, pytest.raises(FaultError, match="came out differently"):
         again.close(False)
     assert ledger.path(SET).read_bytes() == before
 
@@ -120,19 +120,19 @@ def test_a_result_on_record_is_the_result(tmp_path: Path) -> None:
 def test_a_budget_is_asked_for_before_anything_is_spent(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     ledger.check(SET, Budget(), run="mine")  # never looked at
-    with ledger.look(SET, Budget(looks=2), run="mine", claim="a"):
+    with ledger.query(SET, Budget(queries=2), run="mine", claim="a"):
         pass
-    ledger.check(SET, Budget(looks=2), run="another")  # one look is left
+    ledger.check(SET, Budget(queries=2), run="another")  # one look is left
     with pytest.raises(UserError, match="another budget"):
-        ledger.check(SET, Budget(looks=3), run="mine")
-    with ledger.look(SET, Budget(looks=2), run="another", claim="b") as look:
-        look.close(False)
+        ledger.check(SET, Budget(queries=3), run="mine")
+    with ledger.query(SET, Budget(queries=2), run="another", claim="b") as query:
+        query.close(False)
     with pytest.raises(UserError, match="spent"):
-        ledger.check(SET, Budget(looks=2), run="third")
+        ledger.check(SET, Budget(queries=2), run="third")
     with pytest.raises(UserError, match="spent"):
-        ledger.check(SET, Budget(looks=2), run="another")
-    ledger.check(SET, Budget(looks=2), run="another", resumed=True)  # it comes back for its result
-    ledger.check(SET, Budget(looks=2), run="mine")  # its look has no result yet
+        ledger.check(SET, Budget(queries=2), run="another")
+    ledger.check(SET, Budget(queries=2), run="another", resumed=True)  # it comes back for its result
+    ledger.check(SET, Budget(queries=2), run="mine")  # its look has no result yet
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         Ledger(tmp_path / "file").check(SET, Budget())
@@ -141,59 +141,59 @@ def test_a_budget_is_asked_for_before_anything_is_spent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [b'{"event": "look", "num', b"{"])
 def test_a_look_that_was_cut_short_on_its_way_to_the_disk_was_none(tmp_path: Path, torn: bytes) -> None:
     """Images are predicted when the whole line is on disk: whoever wrote half of it had seen nothing."""
-    ledger, budget = Ledger(tmp_path), Budget(looks=2)
-    with ledger.look(SET, budget) as look:
-        look.close(False)
+    ledger, budget = Ledger(tmp_path), Budget(queries=2)
+    with ledger.query(SET, budget) as query:
+        query.close(False)
     with ledger.path(SET).open("ab") as file:
         file.write(torn)
     standing = ledger.standing(SET)
     assert standing is not None
-    assert standing.looks == 1
-    with ledger.look(SET, budget) as look:
-        assert look.number == 2
-        look.close(False)
-    with pytest.raises(UndecidedError), ledger.look(SET, budget):
+    assert standing.queries == 1
+    with ledger.query(SET, budget) as query:
+        assert query.number == 2
+        query.close(False)
+    with pytest.raises(UndecidedError), ledger.query(SET, budget):
         pass
 
 
 def test_a_whole_line_that_cannot_be_read_counts_as_a_look(tmp_path: Path) -> None:
-    ledger, budget = Ledger(tmp_path), Budget(looks=3)
-    with ledger.look(SET, budget) as look:
-        look.close(False)
+    ledger, budget = Ledger(tmp_path), Budget(queries=3)
+    with ledger.query(SET, budget) as query:
+        query.close(False)
     with ledger.path(SET).open("ab") as file:
         file.write(b'{"event": "look", "num\n')
     standing = ledger.standing(SET)
     assert standing is not None
-    assert standing.looks == 2
+    assert standing.queries == 2
 
 
 def test_a_first_line_cut_short_is_no_dead_end(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.path(SET).write_bytes(b'{"event": "op')
-    with ledger.look(SET, Budget()) as look:
-        assert look.number == 1
+    with ledger.query(SET, Budget()) as query:
+        assert query.number == 1
 
 
 def test_a_changed_record_is_refused(tmp_path: Path) -> None:
-    ledger, budget = Ledger(tmp_path), Budget(looks=3)
+    ledger, budget = Ledger(tmp_path), Budget(queries=3)
     for _ in range(2):
-        with ledger.look(SET, budget) as look:
-            look.close(False)
+        with ledger.query(SET, budget) as query:
+            query.close(False)
     lines = ledger.path(SET).read_text().splitlines(keepends=True)
     ledger.path(SET).write_text("".join([lines[0], *lines[3:]]))  # one look taken out
-    with pytest.raises(UserError, match="was changed"), ledger.look(SET, budget):
+    with pytest.raises(UserError, match="was changed"), ledger.query(SET, budget):
         pass
 
 
 def test_budget_is_fixed_at_the_first_look(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    with ledger.look(SET, Budget(looks=3)):
+    with ledger.query(SET, Budget(queries=3)):
         pass
-    with pytest.raises(UserError, match="another budget"), ledger.look(SET, Budget(looks=30)):
+    with pytest.raises(UserError, match="another budget"), ledger.query(SET, Budget(queries=30)):
         pass
-    assert ledger.standing(SET).looks == 1  # type: ignore[union-attr]
-    several = Budget(looks=3, passes=2, candidates=2)
-    with pytest.raises(UserError, match="candidates"), ledger.look("sha256:other", several, candidates=3):
+    assert ledger.standing(SET).queries == 1  # type: ignore[union-attr]
+    several = Budget(queries=3, passes=2, candidates=2)
+    with pytest.raises(UserError, match="candidates"), ledger.query("sha256:other", several, candidates=3):
         pass
     assert ledger.standing("sha256:other") is None
 
@@ -202,8 +202,8 @@ def _spend(folder: Path, results: multiprocessing.Queue) -> None:
     spent = 0
     for _ in range(5):
         try:
-            with Ledger(folder).look(SET, Budget(looks=6)) as look:
-                look.close(False)
+            with Ledger(folder).query(SET, Budget(queries=6)) as query:
+                query.close(False)
             spent += 1
         except HoldfastError:
             pass
@@ -220,17 +220,17 @@ def test_two_processes_do_not_spend_it_twice(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert spent == 6
-    numbers = [entry["number"] for entry in Ledger(tmp_path).entries(SET) if entry["event"] == "look"]
+    numbers = [entry["number"] for entry in Ledger(tmp_path).entries(SET) if entry["event"] == "query"]
     assert numbers == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_look_is_closed_once_and_the_folder_must_be_writable(tmp_path: Path) -> None:
-    with Ledger(tmp_path).look(SET, Budget(looks=2)) as look:
-        look.close(False)
+    with Ledger(tmp_path).query(SET, Budget(queries=2)) as query:
+        query.close(False)
         with pytest.raises(ValueError, match="once"):
-            look.close(True)
+            query.close(True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"), Ledger(tmp_path / "file").look(SET, Budget()):
+    with pytest.raises(UserError, match="cannot be written"), Ledger(tmp_path / "file").query(SET, Budget()):
         pass
 
 

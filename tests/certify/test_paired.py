@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.stats import multinomial
 
 from benchmarks.validity import accepted
-from holdfast.certify.line import Line, at_most, supremum
-from holdfast.certify.paired import (
+from holdfast.certify.exact.null_line import Line, at_most, supremum
+from holdfast.certify.exact.region import Region, statistic, statistics
+from holdfast.certify.exact.score_test import (
     GRID,
     LARGEST_LEVEL,
     SMALLEST_LEVEL,
@@ -21,7 +22,6 @@ from holdfast.certify.paired import (
     passes,
     usable,
 )
-from holdfast.certify.region import Region, statistic, statistics
 
 MARGINS = [0.0, 0.005, 0.02, 0.05, 0.3, 0.9, -0.02, -0.3, -0.9]
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import multinomial
 
 from benchmarks.validity import accepted
-from holdfast.certify.planner import (
+from holdfast.certify.exact.power import (
     Truth,
     best_margin,
     exact_power,

@@ -63,20 +63,20 @@ def test_parts_of_a_recorded_step_are_taken_from_launched_ones(
     holdfast: Any, round_file: Path, monkeypatch: pytest.MonkeyPatch, shape: bool
 ) -> None:
     """As on a GPU, where a recorded step is one piece; here a run says so unless it was told not to record."""
-    asked: list[bool | str] = []
+    asked: list[str] = []
 
     def measured(method: Any, data: Any, plan: Any, runtime: Any, *, steps: int) -> bench.Figures:
-        asked.append(plan.config.graphs)
+        asked.append(plan.config.speed)
         found = measure(method, data, plan, runtime, steps=steps, warm_up=1)
         whole = {"loader": 1.0, "step": 30.0, "logging": 1.0}
-        return found if plan.config.graphs is False else replace(found, parts=whole)
+        return found if plan.config.speed == "compiled" else replace(found, parts=whole)
 
     measure = bench.measure
     monkeypatch.setattr(bench, "measure", measured)
     what = ["--shape", "tiny", "--device", "cpu"] if shape else [str(round_file)]
     code, out, error = holdfast("bench", *what, "--steps", "2")
     assert (code, error) == (0, "")
-    assert asked == ["auto", False]
+    assert asked == ["auto", "compiled"]
     rows = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
     assert rows[-5:] == ["recorded", "logging", "forward", "backward", "optimizer"]
 
@@ -99,7 +99,7 @@ def test_arithmetic_is_that_of_what_a_method_looks_at(holdfast: Any, round_file:
     assert linear["images_per_second"] == pytest.approx(1000 * (8 + 18) / linear["milliseconds"])
     assert linear["teraflop"] < everything["teraflop"] * 26 / 34
     frozen = (
-        ("[train]", '[method]\nviews = "clean"\n[train]\naugment = false'),
+        ("[train]", '[method.research]\nviews = "clean"\n[train]\naugment = false'),
         ('"tiny"', '"tiny"\nfreeze = "towers"'),
     )
     assert figures(holdfast, round_file, *frozen)["teraflop"] == 0  # towers were asked once, before
@@ -110,7 +110,7 @@ def test_arithmetic_is_that_of_what_a_method_looks_at(holdfast: Any, round_file:
     [
         ((), "do:       write a round with `holdfast init`"),
         (("ROUND.toml", "--shape", "tiny"), "either a ROUND.toml or --shape"),
-        (("ROUND.toml", "--paired"), "views = 'paired' under [method]"),
+        (("ROUND.toml", "--paired"), "views = 'paired' under [method.research]"),
         (("MISSING.toml",), "MISSING.toml does not exist"),
         (("--shape", "tny"), "did you mean 'tiny'?"),
         (("ROUND.toml", "--device", "gpu"), "auto, cpu, cuda or cuda:N"),

@@ -71,9 +71,9 @@ def test_unknown_commands_and_options_are_the_users_mistake(holdfast: Any) -> No
         (("[train]", "[method]\nname = 'holdfst'\n[train]"), "holdfast"),
         (("[train]", "[train]\nsteps = true"), "train.steps: Input should be a valid integer"),
         (("[train]", '[train]\nsteps = "40"'), "found: '40'"),
-        (("[train]", "[certify]\nhold_back = [nan]\n[train]"), "hold_back.0: Input should be a finite number"),
+        (("[train]", "[candidates]\ntarget_bias = [nan]\n[train]"), "target_bias.0: Input should be a finite number"),
         (("[train]", "[certify]\nconfidence = 0.9999999999999\n[train]"), "from 0.5 to 0.99999999"),
-        (("[train]", "[certify]\nlooks = 100000000\n[train]"), "fewer looks"),
+        (("[train]", "[certify]\nquery_budget = 100000000\n[train]"), "fewer queries"),
         (('architecture = "tiny"', 'architecture = "tiny"\nhead_rank = 1000000000'), "at most 32"),
         (('architecture = "tiny"', 'architecture = "tiny"\nfreeze = "towers"\nhead_rank = 0'), "nothing to train"),
         (
@@ -138,7 +138,12 @@ def test_the_papers_form_is_a_switch(holdfast: Any, tmp_path: Path) -> None:
     code, _, error = holdfast("develop", str(path), "--out", str(run), "--steps", "2", "--as-published", "--quiet")
     assert code in (0, 4), error
     method = read_json(RunFolder.open(run).config)["method"]
-    assert (method["form"], method["beta"], method["distil"], method["views"]) == ("published", 200.0, 0.0, "clean")
+    assert (method["form"], method["beta"], method["distill_weight"], method["research"]["views"]) == (
+        "published",
+        200.0,
+        0.0,
+        "clean",
+    )
     path.write_text(text.replace("distil = 5.0", 'name = "rm"'))
     code, _, error = holdfast("develop", str(path), "--out", str(tmp_path / "other"), "--as-published")
     assert code == 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import build_towers
+from holdfast.model.openclip import build_towers
 
 M = 4  # protected tasks
 

@@ -13,7 +13,7 @@ from holdfast.data.assemble import NEUTRAL_PROMPT, Assembled, assemble, labelled
 from holdfast.data.catalogue import count_problems
 from holdfast.data.images import evaluation_view
 from holdfast.data.init_round import inspect, round_text
-from holdfast.data.tasks import Role
+from holdfast.data.round import Role
 from holdfast.errors import UserError
 
 ROLES = {"base": 0.1, "dev": 0.2, "sealed": 0.2, "test": 0.2}
@@ -128,7 +128,7 @@ def test_captions_of_the_target_are_used(tmp_path: Path) -> None:
 
 def test_corrupt_images_are_skipped_up_to_the_limit(scenes: Path, tmp_path: Path) -> None:
     shutil.copytree(scenes, tmp_path / "s")
-    constraint = [row for row in run(tmp_path / "s").roles.to_pylist() if row["role"] == "constraint"]
+    constraint = [row for row in run(tmp_path / "s").roles.to_pylist() if row["role"] == "train"]
     for row in constraint[:6]:  # other content, so other roles: some of the six are trained on
         file = tmp_path / "s" / row["locator"]
         file.write_bytes(file.read_bytes()[:400] + row["example_id"].encode())

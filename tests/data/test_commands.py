@@ -121,8 +121,8 @@ def test_leaks_across_the_roles_of_a_round(tmp_path: Path) -> None:
 def test_leaks_with_the_features_of_a_model(tmp_path: Path) -> None:
     from holdfast.cli.data import features_of
     from holdfast.model.classifier import Classifier
-    from holdfast.model.clip import load_towers
     from holdfast.model.folder import save_model
+    from holdfast.model.openclip import load_towers
 
     towers = load_towers("tiny", None, seed=0).eval()
     view = towers.preprocess

@@ -172,9 +172,7 @@ def test_roles_of_a_round_with_near_copies(tmp_path: Path) -> None:
             image.convert("RGB").save(tmp_path / "cat" / f"again{number}.png")
     leaky = assemble(config, task, size=16, interpolation="bicubic", seed=0, root=Path())
     planted = {
-        row["example_id"]
-        for row in leaky.roles.to_pylist()
-        if row["role"] == "constraint" and "again" in row["locator"]
+        row["example_id"] for row in leaky.roles.to_pylist() if row["role"] == "train" and "again" in row["locator"]
     }
     assert planted
     with pytest.raises(FaultError, match="again"):

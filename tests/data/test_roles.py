@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from holdfast.config import RolesConfig, SourceConfig
 from holdfast.data.catalogue import CATALOGUE, Catalogue, count_problems
 from holdfast.data.roles import Assigned, assign, count_roles, fingerprint_roles, number_of
+from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
-from holdfast.data.tasks import Role
 from holdfast.errors import UserError
 
 
@@ -46,7 +46,7 @@ def test_roles_are_stable_when_images_are_added_and_reordered(numbers: set[int],
 def test_fractions_come_out() -> None:
     rows = [(str(number), "a", None) for number in range(20_000)]
     counts = Counter(by_id(assign(table(rows), "a", RolesConfig(base=0.1, dev=0.2, sealed=0.3, test=0.05))).values())
-    for role, share in (("base", 0.1), ("dev", 0.2), ("sealed", 0.3), ("test", 0.05), ("constraint", 0.35)):
+    for role, share in (("base", 0.1), ("dev", 0.2), ("sealed", 0.3), ("test", 0.05), ("train", 0.35)):
         assert abs(counts[Role(role)] / 20_000 - share) < 0.015
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.artifacts import RunFolder
-from holdfast.config import TrainConfig
+from holdfast.config import ResearchConfig, TrainConfig
 from holdfast.config.methods import (
     Co2lConfig,
     DerConfig,
@@ -25,23 +25,26 @@ from holdfast.config.methods import (
     RmConfig,
     WcclConfig,
 )
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import RoundData
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
+from holdfast.rounds.prepare import protected_views
 from holdfast.runtime import Runtime
-from holdfast.train.loop import Plan, train
-from holdfast.train.shard import place
+from holdfast.train.loop import TrainSpec, train
+from holdfast.train.parallel import place
 from tests.helpers import made_up_round
 
 STEPS = 20
 METHODS: dict[str, Any] = {
     "holdfast": HoldfastConfig(),
     "holdfast published": HoldfastConfig(form="published", beta=50.0),
-    "holdfast paired": HoldfastConfig(form="published", beta=50.0, views="paired", slack=1.0),
+    "holdfast paired": HoldfastConfig(
+        form="published", beta=50.0, research=ResearchConfig(views="paired", tightening=1.0)
+    ),
     "holdfast fast": HoldfastConfig(form="published", beta=50.0),
     "rm": RmConfig(),
     "finetune": FinetuneConfig(),
@@ -59,7 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "holdfast fast": {
         "optimizer": "plain",
         "learning_rate": 1e-2,
-        "towers": "fast",
+        "speed": "fast",
         "checkpoint_activations": True,
         "clip_norm": 0.5,
     },
@@ -91,7 +94,7 @@ def method_of(name: str, data: RoundData) -> Method:
     return built.double()
 
 
-def plan_of(name: str, **changes: Any) -> Plan:
+def plan_of(name: str, **changes: Any) -> TrainSpec:
     settings: dict[str, Any] = {
         "steps": STEPS,
         "batch": 10,
@@ -105,8 +108,8 @@ def plan_of(name: str, **changes: Any) -> Plan:
         "precision": "float64",
     }
     config = TrainConfig(**(settings | SETTINGS.get(name, {}) | changes))
-    views = ViewSettings(True, getattr(METHODS[name], "views", "clean"), (0.7, 1.0), True)
-    return Plan(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
+    views = ViewSettings(True, protected_views(METHODS[name]), (0.7, 1.0), True)
+    return TrainSpec(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
 
 
 def run(

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.artifacts import RunFolder, read_jsonl
-from holdfast.data.loaders import BatchMaker, RoundSampler
+from holdfast.data.loader import BatchMaker, RoundSampler
 from holdfast.errors import UserError
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.loop import batch_sizes
 from holdfast.train.optim import build_optimizer
-from holdfast.train.shard import Sharded, blocks, place
+from holdfast.train.parallel import Sharded, blocks, place
 from tests.distributed.ranks import METHODS, STEPS, meet, method_of, plan_of, round_data, run
 from tests.distributed.test_ranks import ALONE, assert_same, compare, together
 

@@ -61,8 +61,8 @@ device = "cpu"
 precision = "float64"
 [evaluate]
 every = 4
-[certify]
-walk_back = [0.5, 1.0]
+[candidates]
+interpolation = [0.5, 1.0]
 """
 
 

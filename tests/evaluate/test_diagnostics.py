@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holdfast.data.tasks import LabelledSet
+from holdfast.data.round import LabelledSet
 from holdfast.errors import UserError
 from holdfast.evaluate import diagnostics
 from holdfast.evaluate.diagnostics import (

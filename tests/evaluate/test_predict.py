@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from holdfast.artifacts import PREDICTIONS, read_predictions
 from holdfast.cli import app
-from holdfast.data.tasks import LabelledSet
+from holdfast.data.round import LabelledSet
 from holdfast.errors import TrainingError, UserError
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.evaluate.predict import predict

@@ -24,12 +24,12 @@ from sklearn.datasets import load_digits
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.certify.ledger import Ledger
 from holdfast.config import RoundConfig, parse
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.rounds.certify_run import certify_run
 from holdfast.rounds.develop import develop, resume_config
-from holdfast.rounds.inspect import verify_project
-from holdfast.rounds.lineage import Project
 from holdfast.rounds.next_round import develop_in, resume_in
+from holdfast.rounds.project import Project
+from holdfast.rounds.verify import verify_project
 from tests.faults.killer import Killer
 
 ROUND: dict[str, Any] = {
@@ -43,7 +43,8 @@ ROUND: dict[str, Any] = {
     "model": {"architecture": "tiny", "head_rank": 2},
     "train": {"steps": 2, "batch": 8, "images_per_task": 2, "device": "cpu", "log_every": 1},
     "evaluate": {"every": 2},
-    "certify": {"margin": 0.99, "target_gain": False, "hold_back": [0.0], "walk_back": [0.0, 1.0]},
+    "certify": {"margin": 0.99, "target_gain": False},
+    "candidates": {"target_bias": [0.0], "interpolation": [0.0, 1.0]},
 }
 SKIPPED = ("metrics.jsonl", "checkpoints/")  # how fast training was; the optimizer's state
 
@@ -208,7 +209,7 @@ def main(name: str, folder: Path, every: int) -> dict[str, Any]:
             shutil.copytree(begun, parts)
             assert in_child(lambda: kind.again(parts), kill_at=point) == -signal.SIGKILL  # noqa: B023
             ended = [entry[-1][0] for entry in looks(kind.ledger(parts)) if entry]
-            if torn and "look" not in ended:  # a line that its writer saw whole is not torn afterwards
+            if torn and "query" not in ended:  # a line that its writer saw whole is not torn afterwards
                 shutil.rmtree(parts)
                 continue
             if torn:

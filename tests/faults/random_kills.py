@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from holdfast.artifacts import RunFolder
 from holdfast.config import SourceConfig, TuneConfig, parse
 from holdfast.data.pack import pack
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.rounds.tune import tune
 from tests.faults.forked import ROUND, CertifyRun, Develop, InProject, differences, in_child
 

@@ -43,8 +43,8 @@ checkpoint_every = 3
 device = "cpu"
 [evaluate]
 every = 5
-[certify]
-walk_back = [1.0]
+[candidates]
+interpolation = [1.0]
 """
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

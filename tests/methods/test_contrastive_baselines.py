@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.config.methods import FlypConfig, RmConfig, WcclConfig
-from holdfast.data.tasks import RoundData
+from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
 from holdfast.methods.flyp import Flyp
 from holdfast.methods.pairs import all_pairs, group_sizes, stands_for

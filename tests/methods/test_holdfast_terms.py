@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.config import HoldfastConfig, RoundConfig, parse
-from holdfast.data.tasks import RoundData
+from holdfast.config import HoldfastConfig, ResearchConfig, RoundConfig, parse
+from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
 from holdfast.methods.holdfast import Holdfast
 from tests.methods.small import gradient, prepared, small_data, small_model, whole_batch
 
 
 def built(data: RoundData, **settings: Any) -> Holdfast:
-    config = HoldfastConfig(form="published", views="paired", beta=0.0, **settings)
+    config = HoldfastConfig(form="published", research=ResearchConfig(views="paired"), beta=0.0, **settings)
     method = Holdfast(small_model(data), config, 10)
     prepared(method, data)
     return method
@@ -35,48 +35,48 @@ def log_share(values: torch.Tensor, at: int) -> torch.Tensor:
     return values[at] - torch.logsumexp(values, dim=0)
 
 
-@pytest.mark.parametrize("lift", [0.0, 1.5])
-def test_distillation_is_the_mean_divergence_among_protected_classes(lift: float) -> None:
+@pytest.mark.parametrize("label_boost", [0.0, 1.5])
+def test_distillation_is_the_mean_divergence_among_protected_classes(label_boost: float) -> None:
     data = small_data()
-    method = built(data, distil=2.0, lift=lift)
+    method = built(data, distill_weight=2.0, label_boost=label_boost)
     m = data.tasks.num_protected
     total, count = torch.zeros((), dtype=torch.float64), 0
     for kind, (new, old) in enumerate(zip(logits(method, data), logits(method, data, old=True), strict=True)):
         for place, (says, before) in enumerate(zip(new, old, strict=True)):
             said = before[:m].detach().clone()
             if kind == 2:
-                said[int(data.constraint.labels[place])] += lift
+                said[int(data.constraint.labels[place])] += label_boost
             for k in range(m):
                 share = log_share(said, k)
                 total = total + share.exp() * (share - log_share(says[:m], k))
             count += 1
     output = method(whole_batch(data, method))
     expected = 2.0 * total / count
-    torch.testing.assert_close(output.parts["distil"], expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(output.parts["distillation"], expected, rtol=1e-10, atol=0)
     torch.testing.assert_close(
-        gradient(output.parts["distil"], method.model), gradient(expected, method.model), rtol=1e-9, atol=1e-12
+        gradient(output.parts["distillation"], method.model), gradient(expected, method.model), rtol=1e-9, atol=1e-12
     )
 
 
 def test_distillation_leaves_the_targets_logit_free_and_is_nil_at_the_old_model() -> None:
     data = small_data()
-    method = Holdfast(small_model(data), HoldfastConfig(form="published", distil=3.0), 10)
+    method = Holdfast(small_model(data), HoldfastConfig(form="published", distill_weight=3.0), 10)
     method.prepare(method.model.frozen_copy(), data)
     method.double()
     output = method(whole_batch(data, method))
-    assert abs(float(output.parts["distil"].detach())) < 1e-14
+    assert abs(float(output.parts["distillation"].detach())) < 1e-14
     target = torch.zeros(1, len(data.tasks.classes), dtype=torch.float64)
     moved = target.clone()
     moved[0, -1] = 5.0
     batch = whole_batch(data, method)
     rows = batch.target_total + batch.negative_total + batch.protected_total
-    assert float(method._distil(moved.expand(rows, -1), target.expand(rows, -1), batch)) == 0.0
+    assert float(method._distillation(moved.expand(rows, -1), target.expand(rows, -1), batch)) == 0.0
 
 
 @pytest.mark.parametrize(("margin", "share"), [(0.0, 0.0), (2.0, 0.0), (2.0, 0.3), (2.0, 0.25)])
 def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(margin: float, share: float) -> None:
     data = small_data()
-    method = built(data, replay=0.5, margin=margin, target_share=share)
+    method = built(data, replay=0.5, target_logit_margin=margin, target_share=share)
     m = data.tasks.num_protected
     of_target, _, of_protected = logits(method, data)
     losses: dict[int, list[torch.Tensor]] = {k: [] for k in range(m + 1)}
@@ -93,7 +93,7 @@ def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(
 
 def test_contrast_weighs_the_target_objective() -> None:
     data = small_data()
-    whole, third = built(data), built(data, contrast=1 / 3)
+    whole, third = built(data), built(data, contrastive_weight=1 / 3)
     one, other = (method(whole_batch(data, method)) for method in (whole, third))
     torch.testing.assert_close(other.parts["target"], one.parts["target"] / 3, rtol=1e-12, atol=0)
     assert set(one.parts) == {"target", "retention"}  # nothing else in the paper's form
@@ -101,8 +101,14 @@ def test_contrast_weighs_the_target_objective() -> None:
 
 def test_the_published_form_is_the_papers_and_keys_that_are_given_stay() -> None:
     paper = HoldfastConfig.published()
-    assert (paper.beta, paper.gamma_tasks, paper.gamma_pairs, paper.views) == (200.0, 0.8, 0.8, "clean")
-    assert (paper.replay, paper.distil, paper.lift, paper.margin, paper.contrast) == (0, 0, 0, 0, 1)
+    assert (paper.beta, paper.gamma_tasks, paper.gamma_pairs, paper.research.views) == (200.0, 0.8, 0.8, "clean")
+    assert (
+        paper.replay,
+        paper.distill_weight,
+        paper.label_boost,
+        paper.target_logit_margin,
+        paper.contrastive_weight,
+    ) == (0, 0, 0, 0, 1)
     assert HoldfastConfig(form="published", beta=7.0).beta == 7.0
     assert HoldfastConfig(temperature=0.07, beta=7.0).as_published() == HoldfastConfig(
         form="published", temperature=0.07
@@ -132,6 +138,6 @@ def test_the_old_judgement_counts_less_where_there_is_more_to_learn_from(monkeyp
     data = small_data()
     a_task = len(data.constraint) / data.tasks.num_protected
     monkeypatch.setattr("holdfast.methods.holdfast._FEW", a_task)
-    assert built(data, distil=2.0).distil == 2.0
+    assert built(data, distill_weight=2.0).distill_weight == 2.0
     monkeypatch.setattr("holdfast.methods.holdfast._FEW", a_task / 4)
-    assert built(data, distil=2.0).distil == 1.0
+    assert built(data, distill_weight=2.0).distill_weight == 1.0

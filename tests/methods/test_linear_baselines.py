@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config.methods import Co2lConfig, DerConfig, GemConfig
-from holdfast.data.tasks import Batch, Images
+from holdfast.data.round import Batch, Images
 from holdfast.errors import UserError
 from holdfast.methods.co2l import Co2l
 from holdfast.methods.der import Der, second_draw

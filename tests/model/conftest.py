@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import TINY, build_towers, load_towers
+from holdfast.model.openclip import TINY, build_towers, load_towers
 from holdfast.model.towers import TwoTowers
 
 CLASSES = ("clear", "foggy", "snowy")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from holdfast.errors import FaultError, UserError
 from holdfast.model import folder as module
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import build_towers
 from holdfast.model.folder import (
     export_openclip,
     load_model,
@@ -25,6 +24,7 @@ from holdfast.model.folder import (
     save_model,
     start_model,
 )
+from holdfast.model.openclip import build_towers
 from tests.malformed import malformed, refusals
 
 Disturb = Callable[[nn.Module, float], None]

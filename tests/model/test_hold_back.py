@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.tasks import LabelledSet
+from holdfast.candidates.logit_bias import features_of, held_back, steady_direction
+from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
-from holdfast.model.hold_back import features_of, held_back, steady_direction
 from holdfast.model.interpolate import interpolate
 from tests.model.conftest import CLASSES, PROMPTS
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
 from holdfast.model.interpolate import interpolate
+from holdfast.model.openclip import load_towers
 
 Disturb = Callable[[nn.Module, float], None]
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import build_towers, load_towers
 from holdfast.model.folder import export_openclip, load_model, save_model
+from holdfast.model.openclip import build_towers, load_towers
 from holdfast.model.parts import PartTowers
 
 TEXTS = ["a photo of a forest", "the sea", "a long sentence about a glacier that ends somewhere between two mountains"]

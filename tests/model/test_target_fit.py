@@ -12,11 +12,11 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.candidates.refit import TargetRefit, own_direction, refit_from_features, refit_target, target_direction
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import TargetFit, fit_seen, fit_target, own_direction, target_direction
 from holdfast.model.towers import TwoTowers
 from tests.model.conftest import CLASSES, PROMPTS
 
@@ -77,11 +77,11 @@ def loss_of(p: np.ndarray, model: Classifier, hidden: Tensor, features: Tensor, 
 
 def test_it_finds_the_optimum(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against scipy on the plain loss; the ridge is written down in the unknowns that it is on."""
-    monkeypatch.setattr("holdfast.model.target_fit._WON", -10.0)  # the optimum itself, however little it wins
+    monkeypatch.setattr("holdfast.candidates.refit._WON", -10.0)  # the optimum itself, however little it wins
     model = classifier.double().frozen_copy()
     hidden, features, labels = seen(model)
     direction = target_direction(model, CLASSES[2])
-    found = fit_seen(model, CLASSES[2], direction, hidden, features, labels)
+    found = refit_from_features(model, CLASSES[2], direction, hidden, features, labels)
     entries = (hidden / features.norm(dim=1, keepdim=True)).numpy()
     moments = entries.T @ entries / len(entries)
     steady = np.linalg.solve(moments + 0.01 * moments.diagonal().mean() * np.eye(len(moments)), entries.mean(axis=0))
@@ -112,7 +112,9 @@ def test_a_target_that_the_fit_would_give_up_is_named_more_readily(classifier: C
     labels = torch.arange(len(hidden)) % 3
     own = labels == 2
     before = (model.class_matrix() @ features[own].T).argmax(dim=0) == 2
-    changed = fit_seen(model, CLASSES[2], target_direction(model, CLASSES[2]), hidden, features, labels).applied(model)
+    changed = refit_from_features(
+        model, CLASSES[2], target_direction(model, CLASSES[2]), hidden, features, labels
+    ).applied(model)
     after = (changed.class_matrix() @ changed.towers.project(hidden)[own].T).argmax(dim=0) == 2
     missed = 1 - before.double().mean()
     assert after.double().mean() >= before.double().mean() + 0.5 * missed - 1e-9
@@ -126,7 +128,7 @@ def test_no_other_class_notices(classifier: Classifier, disturb: Disturb, rounds
         classifier.begin_round(rank=3, seed=seed)
         disturb(classifier, 0.1)
     model = classifier.double().frozen_copy()
-    fit = fit_seen(model, CLASSES[2], target_direction(model, CLASSES[2]), *seen(model))
+    fit = refit_from_features(model, CLASSES[2], target_direction(model, CLASSES[2]), *seen(model))
     assert fit.direction is not None
     changed = fit.applied(model)
     pictures = torch.randn(200, 3, 32, 32, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
@@ -143,14 +145,14 @@ def test_no_other_class_notices(classifier: Classifier, disturb: Disturb, rounds
 
 
 def test_the_head_moves_where_the_tower_may_not(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.model.target_fit._WON", -10.0)
+    monkeypatch.setattr("holdfast.candidates.refit._WON", -10.0)
     prompts = (PROMPTS[0], PROMPTS[1], ("snow", "a street in snow"))
     model = classifier.with_classes(CLASSES, prompts).double().frozen_copy()
     generator = torch.Generator().manual_seed(6)
     labels = torch.arange(90) % 3
     features = torch.randn(90, model.towers.embed_dim, generator=generator, dtype=torch.float64)
     features = features + model.class_matrix().detach()[labels] + 2.0 * (labels == 2)[:, None]
-    fit = fit_seen(model, CLASSES[2], None, features, features, labels)
+    fit = refit_from_features(model, CLASSES[2], None, features, features, labels)
     changed = fit.applied(model)
     assert changed.towers is model.towers
     assert torch.equal(changed.class_matrix()[:2], model.class_matrix()[:2])
@@ -164,14 +166,14 @@ def test_the_head_moves_where_the_tower_may_not(classifier: Classifier, monkeypa
     best = loss(changed.class_matrix())
     assert best < loss(model.class_matrix()) - 0.05
     step = 1e-3 * torch.randn(20, model.towers.embed_dim, generator=torch.Generator().manual_seed(1)).double()
-    near = [loss(TargetFit(CLASSES[2], fit.weights + one, None).applied(model).class_matrix()) for one in step]
+    near = [loss(TargetRefit(CLASSES[2], fit.weights + one, None).applied(model).class_matrix()) for one in step]
     assert min(near) > best - 1e-3  # no step from it gains more than the ridge gives away
 
 
 def test_a_linear_head_is_one_too(classifier: Classifier) -> None:
     classifier.use_linear()
     model = classifier.double().frozen_copy()
-    fit = fit_seen(model, CLASSES[2], target_direction(model, CLASSES[2]), *seen(model))
+    fit = refit_from_features(model, CLASSES[2], target_direction(model, CLASSES[2]), *seen(model))
     changed = fit.applied(model)
     pictures = torch.randn(20, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
@@ -215,7 +217,7 @@ def test_a_round_of_its_own_pictures(classifier: Classifier, tmp_path: Path, in_
     """On pictures that can be told apart the target is learnt, stored and developed further."""
     data = bright_round()
     model = classifier.frozen_copy()
-    fit = fit_target(model, data, in_tower=in_tower)
+    fit = refit_target(model, data, in_tower=in_tower)
     assert (fit.direction is not None) == in_tower
     changed = fit.applied(model)
     pictures = model.preprocess.normalise(data.dev.images())
@@ -235,11 +237,11 @@ def test_few_pictures_are_seen_in_several_views_and_many_in_one(
     classifier: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = bright_round()
-    fit_target(classifier, data)
+    refit_target(classifier, data)
     pixels = data.constraint.pixels
     assert isinstance(pixels, Pixels)
     assert pixels.read_rows == 4 * 120
-    monkeypatch.setattr("holdfast.model.target_fit.MOST", 130)
+    monkeypatch.setattr("holdfast.candidates.refit.MOST", 130)
     pixels.read_rows = 0
-    fit_target(classifier, data)
+    refit_target(classifier, data)
     assert pixels.read_rows == 65 + 40  # half of what may be seen goes to each set, in the evaluation view alone

@@ -34,7 +34,7 @@ def test_gradient_is_that_of_the_quadratic_penalty_when_u_is_h() -> None:
 def test_slack_gradient_is_that_of_the_naive_form() -> None:
     new, old, tasks = problem(3)
     sizes = torch.tensor([3.0, 4.0, 2.0, 3.0], dtype=torch.float64)
-    penalty = RetentionPenalty(4, 10.0, gamma=1.0, slack=2.0, task_sizes=sizes).double()
+    penalty = RetentionPenalty(4, 10.0, gamma=1.0, tightening=2.0, task_sizes=sizes).double()
     found = penalty(new, old, tasks)
     constraints = []
     for k in range(4):
@@ -47,7 +47,7 @@ def test_slack_gradient_is_that_of_the_naive_form() -> None:
 def test_slack_leaves_the_old_model_feasible() -> None:
     _, old, tasks = problem()
     same = old.clone().requires_grad_()
-    penalty = RetentionPenalty(4, 10.0, slack=2.0, task_sizes=torch.ones(4)).double()
+    penalty = RetentionPenalty(4, 10.0, tightening=2.0, task_sizes=torch.ones(4)).double()
     found = penalty(same, old, tasks)
     assert found.weight.tolist() == [0.0] * 4
     assert torch.autograd.grad(found.penalty, same)[0].abs().max() == 0
@@ -101,7 +101,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="total_steps"):
         RetentionPenalty(1, schedule="cosine")
     with pytest.raises(ValueError, match="task_sizes"):
-        RetentionPenalty(1, slack=1.0)
+        RetentionPenalty(1, tightening=1.0)
 
 
 def test_keeps_tasks_of_a_model_that_is_not_clip() -> None:

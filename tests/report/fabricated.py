@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from holdfast.artifacts import PREDICTIONS, RunFolder, write_json, write_predictions
+from holdfast.candidates.select import Candidate, blocking_task, frontier, gain_by_margin
 from holdfast.certify.certificate import Settings, run_test
 from holdfast.certify.ledger import Budget
 from holdfast.certify.report import report
-from holdfast.certify.sealed import sealed_plan
+from holdfast.certify.sealed import sealed_claim
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
-from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, frontier
 from holdfast.rounds.result import comparison_json
 
 HOSTILE = (
@@ -91,9 +91,9 @@ def made_up_run(
         )
     folder.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
     candidates: list[Candidate] = []
-    for walked in (0.25, 0.5, 1.0):
-        table = _predictions(dev, classes, old_dev, drop * walked, gain * walked, random)
-        candidates.append(Candidate(looks[-1][0], walked, compare(old_dev, table, target, protected)))
+    for lam in (0.25, 0.5, 1.0):
+        table = _predictions(dev, classes, old_dev, drop * lam, gain * lam, random)
+        candidates.append(Candidate(looks[-1][0], lam, compare(old_dev, table, target, protected)))
         write_predictions(folder.predictions(candidates[-1].name, "dev"), table)
     points = [*looks, *((one.name, one.dev) for one in candidates)]
     told, kept = None, sealed in ("failed", "none")
@@ -125,13 +125,13 @@ def made_up_run(
             "target": target,
             "protected": list(protected),
             "candidates": [
-                {"name": one.name, "step": one.step, "lambda": one.walked, "dev": comparison_json(one.dev)}
+                {"name": one.name, "step": one.step, "lambda": one.lam, "dev": comparison_json(one.dev)}
                 for one in candidates
             ],
             "dev": comparison_json(best.dev),
             "test": None,
             "frontier": frontier(points),
-            "bought_by_margin": bought_by_margin(points),
+            "gain_by_margin": gain_by_margin(points),
             "blocked_by": blocking_task(points),
         },
     )
@@ -212,11 +212,11 @@ def _told(
     old: pa.Table, new: pa.Table, hidden: list[list[str]], target: str, margin: float, sealed: str
 ) -> dict[str, Any]:
     examples = list(zip(old["example_id"].to_pylist(), old["label"].to_pylist(), strict=True))
-    plan = sealed_plan(examples, target=target, margin=margin, target_gain=False)
+    plan = sealed_claim(examples, target=target, margin=margin, target_gain=False)
     assert isinstance(plan.settings, Settings)
     assert isinstance(plan.budget, Budget)
     passed = sealed in ("passed", "open")
-    bit = {"set": plan.fingerprint, "passed": passed, "looks": 1, "looks_left": 0, "passes": int(passed),
+    bit = {"set": plan.fingerprint, "passed": passed, "queries": 1, "queries_left": 0, "passes": int(passed),
            "retired": sealed != "open"}  # fmt: skip
     verdict = "certified" if passed else "undecided"
     if sealed == "open":

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.artifacts import RunFolder, read_json, write_json
-from holdfast.certify.paired import lower_bounds
+from holdfast.certify.exact.score_test import lower_bounds
 from holdfast.errors import UserError
 from holdfast.report.content import read_run
 from holdfast.report.figures import confusion_counts

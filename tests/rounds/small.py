@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.artifacts import RunFolder, write_json
-from holdfast.rounds.lineage import FIRST, Project
+from holdfast.rounds.project import FIRST, Project
 
 
 def first_model(project: Project, classes: tuple[str, ...] = ("a", "b", "c")) -> None:

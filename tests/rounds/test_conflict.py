@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from holdfast.artifacts import RunFolder, read_json
+from holdfast.candidates.select import confused_with
 from holdfast.config import RoundConfig, TuneConfig, parse
-from holdfast.rounds.candidates import confused_with
 from holdfast.rounds.develop import develop
 from holdfast.rounds.tune import tune
 
@@ -71,7 +71,7 @@ def test_the_frontier_and_what_a_margin_would_buy_are_told(photographs: Path) ->
     assert bold["target_gain"] > 0.1  # the target was learnt, at a price
     assert bold["dev_safety"] < -0.05
     assert bold["worst_task"] == "four"
-    bought = {one["margin"]: one["target_gain"] for one in result["bought_by_margin"]}
+    bought = {one["margin"]: one["target_gain"] for one in result["gain_by_margin"]}
     assert bought[0.0] < bold["target_gain"] / 2  # for free there is little to be had
     assert sorted(bought.values()) == list(bought.values())
 

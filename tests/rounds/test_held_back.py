@@ -14,7 +14,7 @@ from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.evaluate.predict import predict
 from holdfast.model.folder import load_model
 from holdfast.rounds.develop import develop, resume_config
-from holdfast.rounds.setup import prepare_round
+from holdfast.rounds.prepare import prepare_round
 from holdfast.rounds.tune import tune
 from holdfast.runtime import started
 
@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate": {"every": 80},
     }
     tune(parse(TuneConfig, base, "base"), root / "base", root, quiet=True)
-    for name, walk_back, hold_back, freeze in (
+    for name, interpolation, target_bias, freeze in (
         ("both", [0.5, 1.0], [0.0, 6.0], "nothing"),
         ("held", [0.0, 0.25, 1.0], [0.5], "nothing"),
         ("alone", [0.0], [0.0], "nothing"),
@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "model": {"start": "base/model", "freeze": freeze},
             "train": {**TRAIN, "steps": 80, "learning_rate": 1e-3},
             "evaluate": {"every": 80},
-            "certify": {"walk_back": walk_back, "hold_back": hold_back},
+            "candidates": {"interpolation": interpolation, "target_bias": target_bias},
         }
         develop(parse(RoundConfig, values_of_round, "round"), root / name, root, quiet=True)
     return root
@@ -72,7 +72,7 @@ def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     candidates = read_json(run.result)["candidates"]
     spots = [(one["lambda"], one["held"]) for one in candidates]
     assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
-    assert [one["name"] for one in candidates][2:] == ["step-00000080@1", "step-00000080@1-held6"]
+    assert [one["name"] for one in candidates][2:] == ["step-00000080@1", "step-00000080@1-bias6"]
     named = {
         one["held"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
         for one in candidates
@@ -85,7 +85,7 @@ def test_what_is_handed_back_says_what_the_candidate_said(runs: Path) -> None:
     run = RunFolder.open(runs / "held")
     result = read_json(run.result)
     assert result["chosen"] is not None
-    assert result["chosen"].endswith("-held0.5")
+    assert result["chosen"].endswith("-bias0.5")
     config, root = resume_config(run.root)
     with started("cpu") as runtime:
         data = prepare_round(config, root, runtime).assembled.data

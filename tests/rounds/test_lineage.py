@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 from holdfast.artifacts import PREDICTIONS, read_json, write_json, write_predictions
 from holdfast.certify.certificate import Settings
 from holdfast.certify.ledger import Budget, Ledger
-from holdfast.certify.sealed import Candidates, Further, SealedPlan, certify_candidates
+from holdfast.certify.sealed import Candidates, ExtraBaseline, SealedClaim, certify_candidates
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report
-from holdfast.rounds.inspect import difference, verify_project
-from holdfast.rounds.lineage import FIRST, Project
+from holdfast.rounds.project import FIRST, Project
+from holdfast.rounds.verify import difference, verify_project
 from tests.rounds.small import add_round, fill, first_model
 
 
@@ -73,8 +73,8 @@ def test_a_copied_project_is_the_same_project(project: Project, tmp_path: Path) 
 
 def test_any_changed_byte_is_found(project: Project) -> None:
     add_round(project)
-    with Ledger(project.ledger).look("sha256:ab", Budget(looks=3)) as look:
-        look.close(False)
+    with Ledger(project.ledger).query("sha256:ab", Budget(queries=3)) as query:
+        query.close(False)
     add_round(project)
     held = verify_project(project.root)
     assert (held.rounds, held.notes) == (2, [])
@@ -198,8 +198,8 @@ def sealed_look(tmp_path: Path, old: int, first: int, new: int, n: int = 200) ->
     """One task of n images; each model is right on its first so many."""
     tables = [predictions(np.arange(n) < right, "a") for right in (old, first, new)]
     ids = frozenset(tables[0]["example_id"].to_pylist())
-    plan = SealedPlan("sha256:cd", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
-    further = Further(("a",), lambda: tables[1])
+    plan = SealedClaim("sha256:cd", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
+    further = ExtraBaseline(("a",), lambda: tables[1])
     outcome = certify_candidates(
         plan, Ledger(tmp_path), Candidates({"x": ""}), lambda: tables[0], lambda _: tables[2], further
     )
@@ -221,8 +221,8 @@ def test_a_class_that_the_first_model_did_not_know_is_not_held_against_it(tmp_pa
     n = 200
     tables = {right: predictions(np.arange(n) < right, "a") for right in (100, 190)}
     ids = frozenset(tables[100]["example_id"].to_pylist())
-    plan = SealedPlan("sha256:ef", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
-    further = Further(("b",), lambda: tables[190])
+    plan = SealedClaim("sha256:ef", {"a": n}, Settings({"a": 0.05}, level=0.05), Budget(), ids)
+    further = ExtraBaseline(("b",), lambda: tables[190])
     outcome = certify_candidates(
         plan, Ledger(tmp_path), Candidates({"x": ""}), lambda: tables[100], lambda _: tables[100], further
     )

@@ -10,15 +10,15 @@ import torch
 
 from holdfast.artifacts import PREDICTIONS, read_json, read_predictions
 from holdfast.config import RoundConfig, parse
-from holdfast.data.tasks import LabelledSet, TaskSpec
+from holdfast.data.round import LabelledSet, TaskSpec
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
 from holdfast.model.folder import save_model
-from holdfast.rounds.develop import predict_served, shared_predictions
-from holdfast.rounds.inspect import verify_project
-from holdfast.rounds.lineage import FIRST, Project
+from holdfast.model.openclip import load_towers
+from holdfast.rounds.develop import predict_reference, shared_predictions
 from holdfast.rounds.next_round import develop_in, settle
-from holdfast.rounds.served import Served, as_used
+from holdfast.rounds.project import FIRST, Project
+from holdfast.rounds.reference import ReferenceModel, as_deployed_in
+from holdfast.rounds.verify import verify_project
 from holdfast.runtime import started
 from tests.helpers import ArrayPixels
 from tests.rounds.small import add_round, first_model
@@ -63,17 +63,17 @@ def test_an_old_model_is_judged_over_the_classes_it_had() -> None:
     names = ("a", "b", "new")
     spec = TaskSpec("new", names[:2], tuple((f"a photo of {name}",) for name in names))
     start = Classifier(towers, names[:2], spec.prompts[:2], 0.05)
-    used = as_used(start, spec, None)
+    used = as_deployed_in(start, spec, None)
     assert used is not None
     assert used.classes == ("a", "b")
-    assert as_used(start.with_classes(names, spec.prompts), spec, None) is None
+    assert as_deployed_in(start.with_classes(names, spec.prompts), spec, None) is None
     random = np.random.default_rng(0)
     size = towers.preprocess.size
     pixels = ArrayPixels(random.integers(0, 255, (60, 3, size, size)).astype(np.uint8))
     examples = LabelledSet(pixels, np.arange(60), np.repeat([0, 1, 2], 20), tuple(map(str, range(60))))
     bound = start.with_classes(names, spec.prompts).frozen_copy()
     with started("cpu") as runtime, torch.no_grad():
-        table = predict_served(Served(bound, used), examples, 16, runtime)
+        table = predict_reference(ReferenceModel(bound, used), examples, 16, runtime)
         over_all = shared_predictions(bound, examples, names, 16, runtime)
     assert table.schema == PREDICTIONS
     said = table["prediction"].to_pylist()
@@ -96,7 +96,8 @@ def test_a_class_is_added_in_a_project_from_images_to_record(tmp_path: Path) -> 
         "model": {"start": "base", "head_rank": 4},
         "train": {"steps": 4, "batch": 8, "images_per_task": 2, "learning_rate": 1e-4},
         "evaluate": {"every": 4},
-        "certify": {"margin": 0.5, "walk_back": [1.0], "target_gain": False},
+        "certify": {"margin": 0.5, "target_gain": False},
+        "candidates": {"interpolation": [1.0]},
     }
     project = Project.open(tmp_path / "project", create=True)
     result = develop_in(project, parse(RoundConfig, values, "test"), tmp_path, title="Eight!", quiet=True)

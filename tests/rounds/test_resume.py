@@ -25,10 +25,10 @@ from holdfast.rounds import decide as decide_module
 from holdfast.rounds import develop as develop_module
 from holdfast.rounds.certify_run import certify_run
 from holdfast.rounds.develop import develop, resume_config
-from holdfast.rounds.inspect import verify_project
-from holdfast.rounds.lineage import Project
 from holdfast.rounds.next_round import develop_in
+from holdfast.rounds.project import Project
 from holdfast.rounds.tune import tune
+from holdfast.rounds.verify import verify_project
 
 ROLES = {"dev": 8, "sealed": 60, "test": 8}
 ROUND: dict[str, Any] = {
@@ -46,10 +46,9 @@ ROUND: dict[str, Any] = {
     "certify": {
         "margin": 0.99,
         "target_gain": False,
-        "hold_back": [0.0],
-        "walk_back": [0.0, 1.0],
         "ledger": "ledger",
     },
+    "candidates": {"target_bias": [0.0], "interpolation": [0.0, 1.0]},
 }
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -96,7 +95,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def looks(root: Path, ledger: str = "ledger") -> int:
     found = list((root / ledger).glob("*.jsonl")) if (root / ledger).exists() else []
     standings = [Ledger(root / ledger).standing(f"sha256:{path.stem}") for path in found]
-    return sum(standing.looks for standing in standings if standing is not None)
+    return sum(standing.queries for standing in standings if standing is not None)
 
 
 class Stop(Exception):  # noqa: N818 - no error of anybody's
@@ -249,11 +248,16 @@ def test_a_spent_set_is_known_before_anything_is_trained(finished: Path, tmp_pat
     root = tmp_path / "copy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(develop_module, "train", lambda *_: pytest.fail("trained for nothing"))
-        patch.setattr("holdfast.rounds.setup.load_start", lambda *_: pytest.fail("loaded for nothing"))
+        patch.setattr("holdfast.rounds.prepare.load_start", lambda *_: pytest.fail("loaded for nothing"))
         with pytest.raises(UserError, match="is spent"):
             develop(settings(train={"steps": 3}), root / "other", root, quiet=True)
         with pytest.raises(UserError, match="another budget"):
-            develop(settings(certify={"looks": 2, "ledger": str(_open_ledger(root))}), root / "other", root, quiet=True)
+            develop(
+                settings(certify={"query_budget": 2, "ledger": str(_open_ledger(root))}),
+                root / "other",
+                root,
+                quiet=True,
+            )
         (root / "file").write_text("")
         with pytest.raises(UserError, match="cannot be written"):
             develop(settings(certify={"ledger": "file"}), root / "other", root, quiet=True)
@@ -268,8 +272,8 @@ def _open_ledger(root: Path) -> Path:
     from holdfast.artifacts import fingerprint_ids
 
     sealed = fingerprint_ids(row["example_id"] for row in roles if row["role"] == "sealed")
-    with Ledger(root / "open").look(sealed, Budget(looks=3)) as look:
-        look.close(False)
+    with Ledger(root / "open").query(sealed, Budget(queries=3)) as query:
+        query.close(False)
     return root / "open"
 
 
@@ -376,7 +380,7 @@ def test_a_round_of_a_project_that_is_refused_leaves_nothing(root: Path) -> None
 def test_a_round_that_was_killed_before_it_began_is_taken_up(root: Path) -> None:
     project = Project.open(root / "project", create=True)
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom holdfast.rounds.lineage import Project\n"
+        "import os, sys\nfrom pathlib import Path\nfrom holdfast.rounds.project import Project\n"
         "with Project(Path(sys.argv[1])).begin('fog', 'first'): os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", script, str(project.root)], check=False).returncode == 9

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.artifacts import read_json, read_predictions
 from holdfast.config import RoundConfig, TuneConfig, parse
-from holdfast.model import fast
+from holdfast.kernels import fast
 from holdfast.rounds.develop import develop
 from holdfast.rounds.result import RoundResult
 from holdfast.rounds.tune import tune
@@ -51,12 +51,12 @@ def run(root: Path, towers: str, precision: str) -> tuple[RoundResult, pa.Table]
             "images_per_task": 3,
             "learning_rate": 1e-3,
             "device": "cpu",
-            "towers": towers,
+            "speed": towers,
             "precision": precision,
             "log_every": 20,
         },
         "evaluate": {"every": STEPS // 2},
-        "certify": {"walk_back": [0.5, 1.0]},
+        "candidates": {"interpolation": [0.5, 1.0]},
     }
     out = root / f"{towers}-{precision}"
     result = develop(parse(RoundConfig, values, "a round"), out, root, quiet=True)

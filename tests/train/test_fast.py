@@ -12,19 +12,20 @@ from torch import Tensor
 
 from holdfast.config import HoldfastConfig, TrainConfig
 from holdfast.config.methods import CrossEntropyConfig
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.rows import plan_rows, row_width
+from holdfast.data.loader import ViewSettings
+from holdfast.kernels import fast
+from holdfast.kernels.text_packing import plan_rows, row_width
 from holdfast.methods import build_method
 from holdfast.methods.holdfast import Holdfast
-from holdfast.model import fast
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import TINY, OpenClipTowers, load_towers
+from holdfast.model.compute import ComputeMode, computing
+from holdfast.model.openclip import TINY, OpenClipTowers, load_towers
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
 
-EXACT = fast.Working(torch.float64)
+EXACT = ComputeMode(torch.float64)
 
 
 def towers(**changes: Any) -> OpenClipTowers:
@@ -47,9 +48,9 @@ def images(count: int = 5) -> Tensor:
 TEXTS = ["a", "a photo of a rather foggy street in the early morning", "the weather is clear", "tunnel"]
 
 
-def value_and_gradient(model: OpenClipTowers, how: fast.Working | None, what: str) -> dict[str, Tensor]:
+def value_and_gradient(model: OpenClipTowers, how: ComputeMode | None, what: str) -> dict[str, Tensor]:
     model.zero_grad()
-    with fast.working(how):
+    with computing(how):
         found = model.image_features(images()) if what == "image" else model.text_backbone(model.tokenize(TEXTS))
     weight = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).view_as(found)
     (weight * found + found.square()).sum().backward()
@@ -87,9 +88,9 @@ def test_texts_that_share_rows_have_the_features_they_have_alone(at_least: int) 
     rows = plan_rows(lengths.numpy(), tokens.shape[1], row_width(32), at_least)
     assert (rows.text >= 0).sum() == lengths.sum()
 
-    def found(how: fast.Working | None) -> dict[str, Tensor]:
+    def found(how: ComputeMode | None) -> dict[str, Tensor]:
         model.zero_grad()
-        with fast.working(how):
+        with computing(how):
             features = model.text_backbone_in_rows(tokens, rows)
         (torch.linspace(-1, 2, features.numel(), dtype=features.dtype).view_as(features) * features).sum().backward()
         gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
@@ -124,13 +125,13 @@ def run_of_the_loop(**changes: Any) -> dict[str, Tensor]:
     # the heads' gradient is nothing but rounding.
     settings: dict[str, Any] = {"steps": 6, "batch": 8, "images_per_task": 3, "device": "cpu"}
     config = TrainConfig(**settings, optimizer="plain", learning_rate=0.05, precision="float64", **changes)
-    plan = Plan(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "sha256:test", evaluate_every=6)
+    plan = TrainSpec(config, ViewSettings(True, "paired", (0.7, 1.0), True), 0, "sha256:test", evaluate_every=6)
     train(method.double(), data, plan, Runtime(torch.device("cpu")))
     return method.state_dict()
 
 
 def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
-    plain, quick = run_of_the_loop(towers="plain"), run_of_the_loop(towers="fast")
+    plain, quick = run_of_the_loop(speed="plain"), run_of_the_loop(speed="fast")
     assert plain.keys() == quick.keys()
     assert plain["retention.u.value"].abs().min() > 1e-4  # the models have parted
     for name, value in plain.items():
@@ -139,7 +140,7 @@ def test_a_run_with_fast_towers_ends_where_the_plain_one_ends() -> None:
 
 FROZEN_METHODS: dict[str, Any] = {
     "published": HoldfastConfig(form="published", beta=50.0),
-    "default": HoldfastConfig(views="clean"),
+    "default": HoldfastConfig(),
     "cross_entropy": CrossEntropyConfig(),
 }
 
@@ -147,7 +148,7 @@ FROZEN_METHODS: dict[str, Any] = {
 def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which: str) -> tuple[dict[str, Tensor], int]:
     """State after a run in which towers are frozen, and how many pictures the image tower was shown in its steps."""
     if not caches:
-        monkeypatch.setattr("holdfast.train.frozen.LIMIT", 0)
+        monkeypatch.setattr("holdfast.train.feature_cache.LIMIT", 0)
     data = made_up_round()
     old = Classifier(load_towers("tiny", None, seed=1).double(), data.tasks.classes, data.tasks.prompts, 0.05)
     new = old.copy()
@@ -174,7 +175,7 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which
         device="cpu",
         augment=False,
     )
-    plan = Plan(config, ViewSettings(False, "clean", (0.7, 1.0), False), 0, "sha256:test", evaluate_every=6)
+    plan = TrainSpec(config, ViewSettings(False, "clean", (0.7, 1.0), False), 0, "sha256:test", evaluate_every=6)
     train(method.double(), data, plan, Runtime(torch.device("cpu")))
     return method.state_dict(), shown
 
@@ -209,14 +210,14 @@ def test_recomputed_activations_change_nothing() -> None:
 def test_towers_that_are_built_otherwise_keep_their_modules() -> None:
     averaged = towers(vision_cfg={"pool_type": "avg"})
     plain = averaged.image_features(images())
-    with fast.working(EXACT):
+    with computing(EXACT):
         assert torch.equal(averaged.image_features(images()), plain)
 
 
 def test_bf16_stays_within_two_percent_of_float32() -> None:
     model = load_towers("tiny", None, seed=0)
     pictures, tokens = images(16).float(), model.tokenize(TEXTS)
-    with torch.no_grad(), fast.working(fast.Working(torch.bfloat16)):
+    with torch.no_grad(), computing(ComputeMode(torch.bfloat16)):
         rough = model.image_features(pictures), model.text_backbone(tokens)
     with torch.no_grad():
         exact = model.image_features(pictures), model.text_backbone(tokens)

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from holdfast.config import METHOD_CONFIGS, TrainConfig
 from holdfast.config.methods import CrossEntropyConfig, DerConfig, FinetuneConfig, HoldfastConfig
-from holdfast.data.loaders import BatchSizes, RoundSampler, ViewSettings
-from holdfast.data.tasks import Batch, Images, RoundData, Texts
+from holdfast.data.loader import BatchSizes, RoundSampler, ViewSettings
+from holdfast.data.round import Batch, Images, RoundData, Texts
 from holdfast.errors import UserError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method, StepOutput
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train.bench import step_flop
-from holdfast.train.frozen import frozen_features, rest
-from holdfast.train.loop import Plan, train
+from holdfast.train.feature_cache import build_feature_cache, can_cache
+from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
 
 RESEARCHERS = Path(__file__).parents[2] / "docs" / "researchers.md"
@@ -87,7 +87,7 @@ def losses_and_state(method: Method, data: RoundData, *, augment: bool) -> tuple
     settings: dict[str, Any] = {"steps": 4, "batch": 8, "images_per_task": 3, "device": "cpu", "augment": augment}
     config = TrainConfig(**settings, optimizer="plain", learning_rate=0.02, precision="float64")
     views = ViewSettings(augment, "clean", (0.7, 1.0), False)
-    train(method, data, Plan(config, views, 0, "sha256:test", evaluate_every=4), Runtime(torch.device("cpu")))
+    train(method, data, TrainSpec(config, views, 0, "sha256:test", evaluate_every=4), Runtime(torch.device("cpu")))
     return terms, method.state_dict()
 
 
@@ -104,9 +104,9 @@ def test_every_method_runs_with_frozen_towers_and_features_change_nothing(
     with_views, _ = losses_and_state(prepared(METHODS[name], data, freeze), data, augment=True)
     assert all(torch.isfinite(term) for term in with_views)
     kept = prepared(METHODS[name], data, freeze)
-    assert rest(kept, data, CLEAN) == (freeze != "text", freeze != "image" or kept.linear)
+    assert can_cache(kept, data, CLEAN) == (freeze != "text", freeze != "image" or kept.linear)
     terms, state = losses_and_state(kept, data, augment=False)
-    monkeypatch.setattr("holdfast.train.frozen.LIMIT", 0)
+    monkeypatch.setattr("holdfast.train.feature_cache.LIMIT", 0)
     again = prepared(METHODS[name], data, freeze)
     before = {key: value.clone() for key, value in again.model.state_dict().items()}
     plain_terms, plain_state = losses_and_state(again, data, augment=False)
@@ -162,7 +162,7 @@ def test_features_are_handed_out_by_models_with_that_very_tower_only(tried: Call
     tried("bad inputs")
     data = made_up_round()
     method = prepared(METHODS["der"], data, "image")
-    kept = frozen_features(method, data, CLEAN).images
+    kept = build_feature_cache(method, data, CLEAN).images
     assert kept is not None
     images = Images(None, kept.target)
     assert torch.equal(method.model.image_features(images), kept.target.features)
@@ -179,14 +179,14 @@ def test_an_old_model_with_another_image_tower_sees_pixels() -> None:
     method = prepared(METHODS["der"], data, "image")
     with torch.no_grad():
         next(iter(method.old.towers.image_parameters())).add_(0.01)
-    assert rest(method, data, CLEAN)[0] is False
-    assert frozen_features(method, data, CLEAN).images is None
+    assert can_cache(method, data, CLEAN)[0] is False
+    assert build_feature_cache(method, data, CLEAN).images is None
     losses_and_state(method, data, augment=False)
 
 
 def test_a_batch_moves_as_a_whole() -> None:
     data = made_up_round()
-    kept = frozen_features(prepared(METHODS["der"], data, "image"), data, CLEAN).images
+    kept = build_feature_cache(prepared(METHODS["der"], data, "image"), data, CLEAN).images
     assert kept is not None
     index = torch.arange(2)
     images, texts = Images(None, kept.target.rows(index)), Texts(index[:, None])

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.data.views import look, look_at_once, random_views
-from holdfast.model import cuda, fast, fused
+from holdfast.data.transforms import normalize_views, normalize_views_at_once, random_views
+from holdfast.kernels.cuda import compile as cuda
+from holdfast.kernels import fast, fused
 from holdfast.runtime import Runtime, sums_by
 from holdfast.train import loop
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
@@ -83,7 +84,7 @@ def test_attention_on_the_gpu_is_that_of_plain_words(length: int, owned: bool) -
 @gpu
 @pytest.mark.parametrize("quick", [False, True])
 def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
-    from holdfast.model import kernels
+    from holdfast.kernels import triton_ops as kernels
 
     def pair(*size: int, full: bool = False) -> tuple[Tensor, Tensor]:
         made = torch.randn(size) if full else torch.randn(size).bfloat16()
@@ -129,7 +130,7 @@ def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
 def test_products_with_an_activation_are_the_product_and_then_the_activation(
     rows: int, outer: int, inner: int, quick: bool
 ) -> None:
-    from holdfast.model import products
+    from holdfast.kernels.cuda import products
 
     assert products.takes(torch.device("cuda:0"), outer, inner)
     made = torch.Generator("cuda").manual_seed(1)
@@ -166,7 +167,8 @@ def test_products_with_an_activation_are_the_product_and_then_the_activation(
 @gpu
 @pytest.mark.parametrize("length", [50, 145, 196, 197])
 def test_attention_for_pictures_is_that_for_any_rows(length: int) -> None:
-    from holdfast.model import attention, kernels
+    from holdfast.kernels import triton_ops as kernels
+    from holdfast.kernels.cuda import attention
 
     images, heads = 5, 3
     assert attention.takes(torch.device("cuda:0"), length, 64)
@@ -212,7 +214,7 @@ def test_the_products_gelu_is_the_true_one_but_for_a_rounding() -> None:
 def test_cuda_sources_compile_and_products_are_not_made_to_wait() -> None:
     """Needs the compiler, not a GPU. A remark that products are serialized is what a change of the source can bring."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    from holdfast.model import attention
+    from holdfast.kernels.cuda import attention
 
     def remarks(text: str, *options: str) -> str:
         program = cuda._checked(nvrtc.nvrtcCreateProgram(text.encode(), b"one.cu", 0, [], []))
@@ -248,8 +250,8 @@ def test_views_in_one_pass_are_those_of_several(crops: bool) -> None:
     pixels = torch.randint(0, 256, (8, 3, 40, 40), dtype=torch.uint8, device="cuda")
     view = random_views(8, 1, crop_scale=(0.3, 1.0), flip=True) if crops else None
     mean, std = (0.48, 0.45, 0.4), (0.26, 0.27, 0.28)
-    got = look_at_once(pixels, mean, std, view, torch.float32, torch.float32)
-    torch.testing.assert_close(got, look(pixels, mean, std, view), rtol=0, atol=1e-4 if crops else 1e-6)
+    got = normalize_views_at_once(pixels, mean, std, view, torch.float32, torch.float32)
+    torch.testing.assert_close(got, normalize_views(pixels, mean, std, view), rtol=0, atol=1e-4 if crops else 1e-6)
 
 
 def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:
@@ -267,7 +269,7 @@ def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:
 
 @gpu
 def test_steps_that_are_played_back_end_where_the_others_end(tmp_path: Path) -> None:
-    (plain, none), (recorded, played) = run(tmp_path, graphs=False), run(tmp_path)
+    (plain, none), (recorded, played) = run(tmp_path, speed="compiled"), run(tmp_path)
     assert none == 0
     assert played == 13
     for name, value in plain.items():

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.data.tasks import Batch, Images, Kept, Texts
-from holdfast.train import graphs
+from holdfast.data.round import Batch, Images, Kept, Texts
+from holdfast.train import cuda_graphs as graphs
 
 
 def batch(value: float, rows: int = 2) -> Batch:

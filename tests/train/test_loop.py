@@ -13,16 +13,16 @@ import torch
 
 from holdfast.artifacts import RunFolder, read_jsonl
 from holdfast.config import HoldfastConfig, TrainConfig
-from holdfast.data.loaders import BatchSizes, Pool, RoundSampler, ViewSettings
-from holdfast.data.tasks import RoundData
+from holdfast.data.loader import BatchSizes, Pool, RoundSampler, ViewSettings
+from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError, UserError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 from holdfast.train.optim import learning_rate_factor
 from tests.helpers import made_up_round
 
@@ -48,9 +48,9 @@ def ready(data: RoundData, seed: int = 0, steps: int = 6, **method: Any) -> Meth
     return built
 
 
-def plan(seed: int = 0, protected: str = "clean", **train_settings: Any) -> Plan:
+def plan(seed: int = 0, protected: str = "clean", **train_settings: Any) -> TrainSpec:
     config = TrainConfig(**{**SMALL, **train_settings})
-    return Plan(config, ViewSettings(True, protected, (0.7, 1.0), True), seed, "sha256:test", evaluate_every=3)
+    return TrainSpec(config, ViewSettings(True, protected, (0.7, 1.0), True), seed, "sha256:test", evaluate_every=3)
 
 
 def weights(method: Method) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(tmp_p
         looks.append(done)
         return {"sum": float(weights(method).sum())}
 
-    whole, folder = ready(data, views=views), RunFolder.create(tmp_path / "whole")
+    whole, folder = ready(data, research={"views": views}), RunFolder.create(tmp_path / "whole")
     train(whole, data, plan(protected=views), CPU, folder, look)
 
     class Stopped(Exception):  # noqa: N818
@@ -88,11 +88,11 @@ def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(tmp_p
 
     parts = RunFolder.create(tmp_path / "parts")
     with pytest.raises(Stopped):
-        train(ready(data, views=views), data, plan(protected=views), CPU, parts, stop)
+        train(ready(data, research={"views": views}), data, plan(protected=views), CPU, parts, stop)
     # a stray line after the checkpoint, as a killed process leaves it
     with parts.metrics.open("a") as file:
         file.write('{"step": 3, "half a li')
-    resumed = ready(data, views=views)
+    resumed = ready(data, research={"views": views})
     train(resumed, data, plan(protected=views), CPU, parts, look)
     assert torch.equal(weights(whole), weights(resumed))
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import validity
+from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.ledger import Budget, Ledger
-from holdfast.certify.paired import p_value
 from holdfast.errors import HoldfastError
 
 DELTA = 0.05
@@ -98,12 +98,12 @@ def test_reuse_by_an_attacker() -> None:
 
 
 def test_an_attacker_cannot_look_more_often_than_the_ledger_allows(tmp_path) -> None:
-    ledger, budget = Ledger(tmp_path), Budget(DELTA, looks=5)
+    ledger, budget = Ledger(tmp_path), Budget(DELTA, queries=5)
     for _ in range(5):
-        with ledger.look("sha256:a", budget) as look:
-            assert look.level == pytest.approx(DELTA / 5)
-            look.close(False)
-    with pytest.raises(HoldfastError, match="spent"), ledger.look("sha256:a", budget):
+        with ledger.query("sha256:a", budget) as query:
+            assert query.level == pytest.approx(DELTA / 5)
+            query.close(False)
+    with pytest.raises(HoldfastError, match="spent"), ledger.query("sha256:a", budget):
         pass
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast._version import __version__
 from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
 from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate, pool
-from holdfast.certify.paired import LARGEST_LEVEL, SMALLEST_LEVEL, usable
+from holdfast.certify.exact.score_test import LARGEST_LEVEL, SMALLEST_LEVEL, usable
 from holdfast.certify.report import report
 from holdfast.certify.shape import check_certificate, check_lemma
 from holdfast.certify.tables import Paired, read_joined, read_paired
@@ -42,7 +42,7 @@ class Settings:
             raise UserError(
                 f"a level of {self.level:.3g} is not usable",
                 expected=f"from {SMALLEST_LEVEL:g}, the finest that the exact test resolves, to {LARGEST_LEVEL:g}",
-                do="ask for less confidence, or for fewer looks at the same images",
+                do="ask for less confidence, or for fewer queries of the same images",
             )
 
     @property

@@ -21,7 +21,14 @@ from multiprocessing import get_context
 from typing import Any
 
 from holdfast.certify.corrections import bonferroni, holm, hommel
-from holdfast.certify.paired import LARGEST_LEVEL, SMALLEST_LEVEL, lower_bounds, p_value, p_value_regressed, usable
+from holdfast.certify.exact.score_test import (
+    LARGEST_LEVEL,
+    SMALLEST_LEVEL,
+    lower_bounds,
+    p_value,
+    p_value_regressed,
+    usable,
+)
 from holdfast.errors import UserError
 
 PROMISE = (

@@ -7,8 +7,8 @@ from typing import Any
 
 from holdfast.certify.certificate import check_margin
 from holdfast.certify.claims import delta_of
-from holdfast.certify.paired import SMALLEST_LEVEL, usable
-from holdfast.certify.planner import LEFT_OUT, MOST_IMAGES, Truth, best_margin, images_needed, per_task_power
+from holdfast.certify.exact.power import LEFT_OUT, MOST_IMAGES, Truth, best_margin, images_needed, per_task_power
+from holdfast.certify.exact.score_test import SMALLEST_LEVEL, usable
 from holdfast.errors import UserError, nearest
 
 LARGEST_POWER = 1.0 - 1e-6  # of one task

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.certify.claims import PROMISE, Claim, Result, TaskResult, Verdict
 from holdfast.certify.corrections import lemma_one_allowance
-from holdfast.certify.planner import (
+from holdfast.certify.exact.power import (
     MOST_IMAGES,
     Truth,
     estimated_discordance,

@@ -22,16 +22,17 @@ from holdfast.certify.certificate import (
     write_certificate,
 )
 from holdfast.certify.claims import PROMISE, delta_of
+from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.ledger import Budget, Ledger, Standing
-from holdfast.certify.paired import impossible
 from holdfast.certify.report import report
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
 from holdfast.certify.tables import paired_tables
+from holdfast.config import CandidatesConfig, CertifyConfig, TaskConfig, parse, upgraded
 from holdfast.errors import HoldfastError, UndecidedError, UserError
 
 
 @dataclass(frozen=True)
-class SealedPlan:
+class SealedClaim:
     """A claim about a sealed set, fixed before it is looked at."""
 
     fingerprint: str
@@ -52,19 +53,19 @@ class SealedPlan:
         return fingerprint_json({**claim, "run": run, "models": list(models.items())})
 
 
-def sealed_plan(
+def sealed_claim(
     examples: Sequence[tuple[str, str]],
     *,
     target: str,
     margin: float | Mapping[str, float],
     single: Mapping[str, float] | None = None,
     confidence: float = 0.95,
-    looks: int = 1,
+    queries: int = 1,
     passes: int = 1,
     candidates: int = 1,
     target_gain: bool = True,
     labels: Sequence[str] = (),
-) -> SealedPlan:
+) -> SealedClaim:
     """The plan for sealed ``examples`` (example id, class); every class but the target is protected.
 
     ``single`` margins of tasks go before ``margin``.
@@ -81,7 +82,7 @@ def sealed_plan(
         )
     own = {**(margin if isinstance(margin, Mapping) else {}), **(single or {})}
     default = None if isinstance(margin, Mapping) else margin
-    budget = Budget(delta_of(confidence), looks, passes, candidates)
+    budget = Budget(delta_of(confidence), queries, passes, candidates)
     settings = Settings(
         margins_for(protected, default, own),
         confidence,
@@ -91,57 +92,75 @@ def sealed_plan(
     )
     ids = frozenset(identity for identity, _ in examples)
     kept = {label: n for label, n in images.items() if label != target or target_gain}
-    return SealedPlan(fingerprint_ids(ids), kept, settings, budget, ids)
+    return SealedClaim(fingerprint_ids(ids), kept, settings, budget, ids)
 
 
-def read_sealed_plan(
+def read_sealed_claim(
     run: RunFolder,
     *,
     margin: float | None = None,
     single: Mapping[str, float] | None = None,
     confidence: float | None = None,
-) -> SealedPlan:
+) -> SealedClaim:
     """The plan of a run: its sealed examples, and what [certify] of its round says unless it is given here."""
-    config = read_json(run.config)
+    claimed = ClaimedSettings.of(read_json(run.config), str(run.config))
     if not run.roles.exists():
         raise UserError(f"{run.roles} does not exist", do="the run has not begun; start it with `holdfast develop`")
     roles = pq.read_table(run.roles, columns=["example_id", "class", "role"]).to_pylist()
-    certify, task = config.get("certify", {}), config["task"]
     sealed = [(row["example_id"], row["class"]) for row in roles if row["role"] == "sealed"]
-    return plan_of(certify, task, sealed, margin=margin, single=single, confidence=confidence)
+    return claim_of(claimed, sealed, margin=margin, single=single, confidence=confidence)
 
 
-def plan_of(
-    certify: Mapping[str, Any],
-    task: Mapping[str, Any],
+@dataclass(frozen=True)
+class ClaimedSettings:
+    """The sections of a round that say what is claimed about its sealed examples."""
+
+    certify: CertifyConfig
+    candidates: CandidatesConfig
+    task: TaskConfig
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str) -> ClaimedSettings:
+        """From the config of a run."""
+        values, _ = upgraded(values)
+        return cls(
+            parse(CertifyConfig, values.get("certify") or {}, f"{where} [certify]"),
+            parse(CandidatesConfig, values.get("candidates") or {}, f"{where} [candidates]"),
+            parse(TaskConfig, values.get("task") or {}, f"{where} [task]"),
+        )
+
+
+def claim_of(
+    claimed: ClaimedSettings,
     sealed: Sequence[tuple[str, str]],
     *,
     margin: float | None = None,
     single: Mapping[str, float] | None = None,
     confidence: float | None = None,
-) -> SealedPlan:
+) -> SealedClaim:
     """What [certify] and [task] of a round claim about its sealed examples (example id, class)."""
-    wanted = {*(task.get("protected") or []), task["target"]} if task.get("protected") else None
-    return sealed_plan(
+    certify, task = claimed.certify, claimed.task
+    wanted = {*task.protected, task.target} if task.protected else None
+    return sealed_claim(
         [(identity, label) for identity, label in sealed if wanted is None or label in wanted],
-        target=task["target"],
-        margin=certify.get("margin", 0.02) if margin is None else margin,
+        target=task.target,
+        margin=certify.margin if margin is None else margin,
         single=single,
-        confidence=certify.get("confidence", 0.95) if confidence is None else confidence,
-        looks=certify.get("looks", 1),
-        candidates=_most_candidates(certify),
-        target_gain=certify.get("target_gain", True),
+        confidence=certify.confidence if confidence is None else confidence,
+        queries=certify.query_budget,
+        candidates=_most_candidates(claimed.candidates),
+        target_gain=certify.target_gain,
     )
 
 
-def _most_candidates(certify: Mapping[str, Any]) -> int:
-    """How many candidates a look may test: one, or all of them where bolder ones follow the safest."""
-    if not certify.get("bolder", True):  # rounds of earlier versions tested bolder ones and did not say so
+def _most_candidates(candidates: CandidatesConfig) -> int:
+    """How many candidates a query may test: one, or all of them where others follow the safest."""
+    if not candidates.test_more_candidates:
         return 1
-    return max(1, len(certify.get("walk_back", ())) * len(certify.get("hold_back", (0.0,))))
+    return max(1, len(candidates.interpolation) * len(candidates.target_bias))
 
 
-def check_possible(plan: SealedPlan) -> None:
+def check_possible(plan: SealedClaim) -> None:
     """Say before a look is spent where no outcome of so few images could pass: ((1-ε)/2)^n > level."""
     hopeless = {
         task: margin
@@ -157,11 +176,11 @@ def check_possible(plan: SealedPlan) -> None:
         expected=f"at least {enough} images of {task} before any outcome can pass at level {plan.budget.level:g}, and "
         f"many more for a fair chance (`holdfast plan`)",
         found=f"{plan.images[task]} images of {task}, margin {margin:g}",
-        do="seal more images; no look was spent",
+        do="seal more images; no query was spent",
     )
 
 
-def _margins(plan: SealedPlan) -> dict[str, float]:
+def _margins(plan: SealedClaim) -> dict[str, float]:
     target = plan.settings.target
     return {**plan.settings.margins, **({target: 0.0} if target else {})}
 
@@ -180,19 +199,19 @@ class SealedOutcome:
 
 
 @dataclass(frozen=True)
-class Further:
+class ExtraBaseline:
     """A further model that candidates must hold up against: a project's first one, over the classes that it knows."""
 
     classes: tuple[str, ...]
     predict: Callable[[], pa.Table]
 
-    def settings(self, plan: SealedPlan) -> Settings:
+    def settings(self, plan: SealedClaim) -> Settings:
         """The same margins, for the tasks that it knows; no claim about the target."""
         margins = {task: margin for task, margin in plan.settings.margins.items() if task in self.classes}
         return replace(plan.settings, margins=margins, target=None)
 
 
-def check_readable(plan: SealedPlan, ids: Iterable[str]) -> None:
+def check_readable(plan: SealedClaim, ids: Iterable[str]) -> None:
     """Refuse sealed pictures that cannot be read before a look is spent on the others."""
     missing = plan.ids - set(ids)
     if missing:
@@ -200,7 +219,7 @@ def check_readable(plan: SealedPlan, ids: Iterable[str]) -> None:
             f"{len(missing)} of {len(plan.ids)} sealed pictures cannot be read",
             expected="every sealed picture, as it was when the roles were shared out",
             found=", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else ""),
-            do="restore the files and go on with --resume; no look was spent",
+            do="restore the files and go on with --resume; no query was spent",
         )
 
 
@@ -213,28 +232,28 @@ class Candidates:
 
 
 def certify_candidates(
-    plan: SealedPlan,
+    plan: SealedClaim,
     ledger: Ledger,
     candidates: Candidates,
     predict_old: Callable[[], pa.Table],
     predict: Callable[[str], pa.Table],
-    further: Further | None = None,
+    further: ExtraBaseline | None = None,
 ) -> SealedOutcome:
     """One look: a fixed-sequence test of ``candidates``, in their order, on the sealed images.
 
-    The look is on record before ``predict_old`` and ``predict`` are called, and ``predict`` is called no further than
+    The query is on record before ``predict_old`` and ``predict`` are called, and ``predict`` is called no further than
     the sequence goes. Ship the last that passes; None means keep the old model. With ``further``, a candidate passes if
     it holds up against that model as well: more hypotheses of the intersection-union, each at the same level.
     """
     names = list(candidates.models)
     if not names:
-        raise UndecidedError("there is no candidate to test", do="no look was spent; the old model is kept")
+        raise UndecidedError("there is no candidate to test", do="no query was spent; the old model is kept")
     check_possible(plan)
     made: dict[str, pa.Table] = {}
     claim = plan.identity(
         candidates.run, candidates.models, None if further is None else further.settings(plan).margins
     )
-    with ledger.look(
+    with ledger.query(
         plan.fingerprint,
         plan.budget,
         run=candidates.run,
@@ -242,20 +261,20 @@ def certify_candidates(
         candidates=len(names),
         tasks=plan.tasks,
         margins=plan.settings.margins,
-    ) as look:
+    ) as query:
         old = _checked(plan, predict_old())
         first = None if further is None else _checked(plan, further.predict())
 
         def passes(name: str) -> bool:
             made[name] = _checked(plan, predict(name))
             counts, target = select(paired_tables(old, made[name], plan.settings.labels), plan.settings)
-            return retained(counts, plan.settings.margins, look.level, target) and (
-                further is None or first is None or _holds(plan, further, first, made[name], look.level)
+            return retained(counts, plan.settings.margins, query.level, target) and (
+                further is None or first is None or _holds(plan, further, first, made[name], query.level)
             )
 
         chosen: SelectionResult[str] = fixed_sequence(names, passes)
-        look.close(chosen.passed, chosen.shipped)
-    standing = ledger.standing(plan.fingerprint, after=look.number)
+        query.close(chosen.passed, chosen.shipped)
+    standing = ledger.standing(plan.fingerprint, after=query.number)
     assert standing is not None
     # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
     shown = chosen.shipped if chosen.passed else names[chosen.tested - 1]
@@ -275,7 +294,7 @@ def certify_candidates(
     return SealedOutcome(chosen.passed, chosen.shipped, standing, told, old, made[str(shown)], first)
 
 
-def _holds(plan: SealedPlan, further: Further, first: pa.Table, new: pa.Table, level: float) -> bool:
+def _holds(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.Table, level: float) -> bool:
     settings = further.settings(plan)
     if not settings.margins:
         return True
@@ -283,7 +302,7 @@ def _holds(plan: SealedPlan, further: Further, first: pa.Table, new: pa.Table, l
     return retained(counts, settings.margins, level, None)
 
 
-def against_first(plan: SealedPlan, further: Further, first: pa.Table, new: pa.Table) -> dict[str, Any]:
+def against_first(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.Table) -> dict[str, Any]:
     """Of a retired set: the evidence of every task against the further model."""
     settings = further.settings(plan)
     if not settings.margins:
@@ -292,7 +311,7 @@ def against_first(plan: SealedPlan, further: Further, first: pa.Table, new: pa.T
     return {"tasks": [one.as_json() for one in result.tasks], "devsafety": result.devsafety}
 
 
-def _checked(plan: SealedPlan, table: pa.Table) -> pa.Table:
+def _checked(plan: SealedClaim, table: pa.Table) -> pa.Table:
     """Predictions of exactly the sealed images, of the tasks that the claim is about."""
     ids = table["example_id"].to_pylist()
     if len(ids) != len(set(ids)) or not plan.ids <= set(ids):
@@ -300,7 +319,7 @@ def _checked(plan: SealedPlan, table: pa.Table) -> pa.Table:
             "the predictions are not those of the sealed images",
             expected=f"{len(plan.ids)} examples of the set {plan.fingerprint}",
             found=f"{len(ids)} rows, {len(plan.ids - set(ids))} sealed examples missing",
-            do="this is a fault of holdfast; report it. The look has no result, and can be made again",
+            do="this is a fault of holdfast; report it. The query has no result, and can be made again",
         )
     wanted = set(_margins(plan))
     kept = [
@@ -309,7 +328,7 @@ def _checked(plan: SealedPlan, table: pa.Table) -> pa.Table:
     return table.filter(pa.array(kept))
 
 
-def _one_bit(plan: SealedPlan, passed: bool, standing: Standing) -> dict[str, Any]:
+def _one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, Any]:
     settings = plan.settings
     return {
         "verdict": "certified" if passed else "undecided",
@@ -322,8 +341,8 @@ def _one_bit(plan: SealedPlan, passed: bool, standing: Standing) -> dict[str, An
         "sealed": {
             "set": plan.fingerprint,
             "passed": passed,
-            "looks": standing.looks,
-            "looks_left": standing.looks_left,
+            "queries": standing.queries,
+            "queries_left": standing.queries_left,
             "passes": standing.passes,
             "retired": standing.retired,
         },
@@ -331,7 +350,7 @@ def _one_bit(plan: SealedPlan, passed: bool, standing: Standing) -> dict[str, An
 
 
 def write_run_certificate(
-    run: RunFolder, plan: SealedPlan, outcome: SealedOutcome, ledger: Ledger, model: Path | None = None
+    run: RunFolder, plan: SealedClaim, outcome: SealedOutcome, ledger: Ledger, model: Path | None = None
 ) -> Path | None:
     """After a pass, the certificate of the run, resting on its predictions once they may be shown; None without one."""
     if outcome.old is not None and outcome.new is not None:
@@ -352,16 +371,16 @@ def write_run_certificate(
         files["new model"] = weights
     state = read_json(run.state)
     identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
-    entries = _until(ledger.entries(plan.fingerprint), outcome.standing.looks)
+    entries = _until(ledger.entries(plan.fingerprint), outcome.standing.queries)
     record = {"entries": entries, "set": plan.fingerprint}
     write_certificate(run.certificate, plan.settings, outcome.told, files, identities=identities, ledger=record)
     return run.certificate
 
 
-def _until(entries: Sequence[Mapping[str, Any]], look: int) -> list[dict[str, Any]]:
+def _until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
     """The ledger up to a look, without times and hashes: a run that was resumed has the certificate of a whole one."""
     return [
         {name: value for name, value in entry.items() if name not in ("time", "previous", "fingerprint")}
         for entry in entries
-        if entry.get("number", 0) <= look
+        if entry.get("number", 0) <= number
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from holdfast.certify.claims import Counts
-from holdfast.certify.paired import p_value
+from holdfast.certify.exact.score_test import p_value
 
 Candidate = TypeVar("Candidate")
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from holdfast.certify.claims import Counts
-from holdfast.certify.region import IntArray
+from holdfast.certify.exact.region import IntArray
 from holdfast.errors import UserError, nearest
 
 BoolArray = NDArray[np.bool_]

@@ -39,7 +39,7 @@ def bench(
     if round_file is not None and shape is not None:
         raise UserError("two things to time", expected="either a ROUND.toml or --shape")
     if round_file is not None and paired:
-        raise UserError("--paired goes with --shape", do="say views = 'paired' under [method] of the round")
+        raise UserError("--paired goes with --shape", do="say views = 'paired' under [method.research] of the round")
     if round_file is None and shape is None:
         raise UserError(
             "what is to be timed?",
@@ -47,7 +47,7 @@ def bench(
             do="write a round with `holdfast init`, or try `holdfast bench --shape tiny`",
         )
 
-    def timed(steps: int, **changes: bool) -> Figures:
+    def timed(steps: int, **changes: str) -> Figures:
         if shape is not None:
             return _of_shape(shape, steps, device, paired, **changes)
         assert round_file is not None
@@ -55,7 +55,7 @@ def bench(
 
     figures = timed(steps)
     # A recorded step is one piece: what its parts take is seen in steps that are launched one by one.
-    apart = timed(min(steps, 20), graphs=False).parts if "step" in figures.parts else {}
+    apart = timed(min(steps, 20), speed="compiled").parts if "step" in figures.parts else {}
     if not speaks():
         return
     if as_json:
@@ -86,11 +86,11 @@ def _flop(tera: float) -> str:
     return f"{tera:.3g} TFLOP" if tera >= 1 else f"{1000 * tera:.3g} GFLOP"
 
 
-def _of_shape(name: str, steps: int, device: str | None, paired: bool, **changes: bool) -> Figures:
+def _of_shape(name: str, steps: int, device: str | None, paired: bool, **changes: str) -> Figures:
     import tempfile
 
     from holdfast.errors import nearest
-    from holdfast.model.clip import architecture_config
+    from holdfast.model.openclip import architecture_config
     from holdfast.runtime import started
     from holdfast.train.bench import measure
     from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
@@ -105,18 +105,18 @@ def _of_shape(name: str, steps: int, device: str | None, paired: bool, **changes
         return measure(method, data, plan, runtime, steps=steps)
 
 
-def _of_round(path: Path, steps: int, device: str | None, **changes: bool) -> Figures:
+def _of_round(path: Path, steps: int, device: str | None, **changes: str) -> Figures:
     from holdfast.config import RoundConfig, parse, read_toml
-    from holdfast.rounds.setup import inherit, prepare_round, view_settings
+    from holdfast.rounds.prepare import inherit, prepare_round, view_settings
     from holdfast.runtime import started
     from holdfast.train.bench import measure
-    from holdfast.train.loop import Plan
+    from holdfast.train.loop import TrainSpec
 
     config = inherit(parse(RoundConfig, read_toml(path), str(path)), path.parent)
     with started(device or config.train.device) as runtime:
         ready = prepare_round(config, path.parent, runtime)
         views = view_settings(config.train, config.method)
-        plan = Plan(
+        plan = TrainSpec(
             config.trained.model_copy(update=changes), views, config.seed, ready.fingerprint, config.train.steps
         )
         return measure(ready.method, ready.assembled.data, plan, runtime, steps=steps)

@@ -128,7 +128,7 @@ def plan(
 ) -> int:
     """How many images a certificate needs, or how small a margin given images allow; by exact power."""
     from holdfast.certify.certificate import check_confidence, read_evidence
-    from holdfast.certify.planner import estimated_discordance
+    from holdfast.certify.exact.power import estimated_discordance
     from holdfast.certify.plans import check_share, plan_report
     from holdfast.cli.verdicts import print_json, print_plan
 

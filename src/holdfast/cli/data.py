@@ -271,15 +271,15 @@ def _roles_of(round_file: Path, features: Features | None) -> Iterable[tuple[str
     from holdfast.data.assemble import task_spec
     from holdfast.data.dedup.leaks import pictures_of
     from holdfast.data.roles import assign
+    from holdfast.data.round import Role
     from holdfast.data.sources import catalogue
-    from holdfast.data.tasks import Role
 
     values = read_toml(round_file)
     config = parse(DataConfig, values.get("data", {}), f"{round_file} [data]")
     task = parse(TaskConfig, values.get("task", {}), f"{round_file} [task]")
     found = catalogue(config.sources, round_file.parent)
     assigned = assign(found, task_spec(task, found.classes).classes, config.roles)
-    training = pictures_of(found, assigned.rows[assigned.where(Role.BASE, Role.CONSTRAINT)], features=features)
+    training = pictures_of(found, assigned.rows[assigned.where(Role.BASE, Role.TRAIN)], features=features)
     for role in (Role.DEV, Role.SEALED, Role.TEST):
         held_out = pictures_of(found, assigned.rows[assigned.where(role)], features=features)
         yield f"training, {role.value}", training, held_out
@@ -292,7 +292,7 @@ def features_of(folder: Path) -> Features:
     from PIL import Image
 
     from holdfast.data.images import evaluation_view
-    from holdfast.data.views import look
+    from holdfast.data.transforms import normalize_views
     from holdfast.model.folder import load_model, model_folder
 
     classifier = load_model(model_folder(folder)).eval()
@@ -301,7 +301,7 @@ def features_of(folder: Path) -> Features:
     @torch.inference_mode()
     def features(images: Sequence[Image.Image]) -> np.ndarray:
         views = np.stack([evaluation_view(image, view.size, view.interpolation) for image in images])
-        return classifier.image_features(look(torch.from_numpy(views), view.mean, view.std)).float().numpy()
+        return classifier.image_features(normalize_views(torch.from_numpy(views), view.mean, view.std)).float().numpy()
 
     return features
 

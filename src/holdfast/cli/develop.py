@@ -71,14 +71,14 @@ def develop(
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     if as_published:
-        # The paper has one model a look: neither its target fitted anew nor held back.
-        plain = config.certify.model_copy(update={"fit_target": False, "hold_back": (0.0,)})
-        config = config.model_copy(update={"method": _published(config.method), "certify": plain})
+        # The paper has one model an evaluation: no refit of the target, no bias.
+        plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
+        config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
     config = _with_train(config, device=device, shard=shard, steps=steps)
     if project is None:
         return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json)
-    from holdfast.rounds.lineage import Project
     from holdfast.rounds.next_round import develop_in
+    from holdfast.rounds.project import Project
 
     opened = Project.open(project, create=True)
     return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json)
@@ -88,8 +88,8 @@ def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> R
     """Go on with a run. Where it goes on changes no number; how long it is belongs to the round."""
     from holdfast.artifacts import RunFolder
     from holdfast.rounds.develop import develop, resume_config
-    from holdfast.rounds.lineage import Project
     from holdfast.rounds.next_round import resume_in
+    from holdfast.rounds.project import Project
     from holdfast.rounds.result import read_result
     from holdfast.runtime import speaks
 

@@ -18,7 +18,7 @@ class Which(StrEnum):
 
     ALL = "all"
     BASE = "base"
-    CONSTRAINT = "constraint"
+    TRAIN = "train"
     DEV = "dev"
     TEST = "test"
 
@@ -44,8 +44,8 @@ def evaluate(
     from holdfast.artifacts import write_predictions
     from holdfast.data.assemble import labelled
     from holdfast.data.catalogue import Problem, count_problems
+    from holdfast.data.round import Role
     from holdfast.data.sources import guess_source
-    from holdfast.data.tasks import Role
     from holdfast.evaluate.metrics import per_task
     from holdfast.evaluate.predict import predict
     from holdfast.model.folder import load_model, model_folder, read_description

@@ -12,7 +12,7 @@ from holdfast.errors import Exit
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from holdfast.rounds.lineage import Round
+    from holdfast.rounds.project import Round
 
 ProjectFolder = Annotated[
     Path, typer.Option("--project", "-p", metavar="DIR", help="The project. Default: the folder you are in.")
@@ -28,7 +28,7 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
     from rich.tree import Tree
 
     from holdfast.cli.verdicts import print_json
-    from holdfast.rounds.lineage import FIRST, Project
+    from holdfast.rounds.project import FIRST, Project
 
     there = Project.open(project)
     history = there.history()
@@ -99,7 +99,7 @@ def show(
     from rich.text import Text
 
     from holdfast.cli.verdicts import print_json
-    from holdfast.rounds.lineage import Project
+    from holdfast.rounds.project import Project
 
     there = Project.open(project)
     one = there.find(round_)
@@ -148,8 +148,8 @@ def diff(
     from rich.text import Text
 
     from holdfast.cli.verdicts import print_json
-    from holdfast.rounds.inspect import difference
-    from holdfast.rounds.lineage import Project
+    from holdfast.rounds.project import Project
+    from holdfast.rounds.verify import difference
 
     found = difference(Project.open(project), before, after)
     if as_json:
@@ -183,7 +183,7 @@ def verify_project(path: Path, as_json: bool) -> int:
     from dataclasses import asdict
 
     from holdfast.cli.verdicts import print_json
-    from holdfast.rounds.inspect import verify_project as check
+    from holdfast.rounds.verify import verify_project as check
 
     found = check(path)
     if as_json:

@@ -79,7 +79,7 @@ def _print_frontier(console: Console, result: RoundResult) -> None:
     if result.blocked_by is None:
         return
     console.print(Text(f"{result.blocked_by} stands in the way of {result.dev.target}.", style="bold"))
-    bought = read_json(result.folder.result)["bought_by_margin"]
+    bought = read_json(result.folder.result)["gain_by_margin"]
     table = Table("accepted loss", f"gain of {result.dev.target}", title="what a margin would buy (dev images)")
     for one in bought:
         table.add_row(f"{one['margin'] * 100:g} points", f"{one['target_gain'] * 100:+.1f} points")

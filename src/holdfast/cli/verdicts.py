@@ -113,9 +113,11 @@ def print_sealed(told: Mapping[str, Any]) -> None:
         console.print(Text(f"promise: {told['promise']}", style="dim"))
     passed = "passed" if sealed["passed"] else "did not pass"
     left = (
-        "it is retired" if sealed["retired"] else f"{sealed['looks_left']} left; nothing more is shown before the last"
+        "it is retired"
+        if sealed["retired"]
+        else f"{sealed['queries_left']} left; nothing more is shown before the last"
     )
-    console.print(Text(f"sealed set {sealed['set'][7:19]}: look {sealed['looks']} {passed}; {left}."))
+    console.print(Text(f"sealed set {sealed['set'][7:19]}: query {sealed['queries']} {passed}; {left}."))
 
 
 def print_plan(plan: Mapping[str, Any]) -> None:

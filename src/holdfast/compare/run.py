@@ -20,7 +20,7 @@ from holdfast._version import __version__
 from holdfast.artifacts import RunFolder, read_predictions, write_json, write_predictions
 from holdfast.compare.grid import Job
 from holdfast.compare.records import JobFolder, JobRecord, Score, read_comparison, write_comparison
-from holdfast.data.tasks import LabelledSet, RoundData
+from holdfast.data.round import LabelledSet, RoundData
 from holdfast.errors import HoldfastError, Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
 from holdfast.methods.base import Method
@@ -28,9 +28,9 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
 from holdfast.rounds.develop import candidate_name, shared_predictions
-from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
+from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 
 Action = Literal["run", "test"]
 
@@ -84,7 +84,7 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
         folder.write(JobRecord("begun"))
         ready = prepare_round(config, job.root, runtime)
         looks = _Looks(job, folder, ready, runtime)
-        plan = Plan(
+        plan = TrainSpec(
             config.trained,
             view_settings(config.train, config.method),
             config.seed,
@@ -106,7 +106,7 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
 class _Looks:
     """The looks of one job at training and dev images, and the weights worth keeping: the best, and maybe the last."""
 
-    def __init__(self, job: Job, folder: JobFolder, ready: Ready, runtime: Runtime) -> None:
+    def __init__(self, job: Job, folder: JobFolder, ready: PreparedRound, runtime: Runtime) -> None:
         self.job, self.folder, self.ready, self.runtime = job, folder, ready, runtime
         self.data: RoundData = ready.assembled.data
         self.training = training_images(self.data)
@@ -194,7 +194,7 @@ def _interpolate(job: Job, folder: JobFolder) -> JobRecord:
     return JobRecord("done", job.config.train.steps, Score.of(compared))
 
 
-def _chosen(job: Job, ready: Ready, runtime: Runtime) -> Classifier:
+def _chosen(job: Job, ready: PreparedRound, runtime: Runtime) -> Classifier:
     """The model that a finished job stands for."""
     if job.parent is not None:
         last = _weights(job.parent, job.config.train.steps).to(runtime.device)

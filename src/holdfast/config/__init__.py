@@ -6,8 +6,17 @@ differences.
 
 from holdfast.config.base import Config, parse, read_toml
 from holdfast.config.data import DataConfig, RolesConfig, SourceConfig, TaskConfig
-from holdfast.config.methods import METHOD_CONFIGS, ContrastConfig, FinetuneConfig, HoldfastConfig, MethodConfig
+from holdfast.config.methods import (
+    METHOD_CONFIGS,
+    ContrastConfig,
+    FinetuneConfig,
+    HoldfastConfig,
+    MethodConfig,
+    ResearchConfig,
+)
+from holdfast.config.renamed import RenamedSetting, upgraded
 from holdfast.config.round import (
+    CandidatesConfig,
     CertifyConfig,
     EvaluateConfig,
     ModelConfig,
@@ -18,6 +27,7 @@ from holdfast.config.round import (
 
 __all__ = [
     "METHOD_CONFIGS",
+    "CandidatesConfig",
     "CertifyConfig",
     "Config",
     "ContrastConfig",
@@ -27,6 +37,8 @@ __all__ = [
     "HoldfastConfig",
     "MethodConfig",
     "ModelConfig",
+    "RenamedSetting",
+    "ResearchConfig",
     "RolesConfig",
     "RoundConfig",
     "SourceConfig",
@@ -35,4 +47,5 @@ __all__ = [
     "TuneConfig",
     "parse",
     "read_toml",
+    "upgraded",
 ]

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic.fields import FieldInfo
 
 from holdfast.artifacts import read_regular
+from holdfast.config.renamed import hint, upgraded
 from holdfast.errors import UserError, nearest
 
 _MAX_TOML = 8 << 20  # bytes; a round has some hundred, a file of prompts some hundred thousand
@@ -88,6 +89,10 @@ def _check_depth(values: dict[str, Any]) -> None:
 
 def parse(model: type[Section], values: dict[str, Any], where: str) -> Section:
     """Validate ``values`` as ``model``; the first fault becomes a :class:`UserError` that names key and remedy."""
+    if isinstance(values, dict):  # pyright: ignore[reportUnnecessaryIsInstance] — JSON that others wrote
+        values, hints = upgraded(values)
+        if where.endswith(".toml"):  # written by hand: whoever wrote it can change it
+            hint(where, hints)
     try:
         return model.model_validate(values)
     except ValidationError as error:

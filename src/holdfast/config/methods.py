@@ -22,15 +22,33 @@ class ContrastConfig(Config):
 _PUBLISHED: dict[str, Any] = {
     "beta": 200.0,
     "gamma_tasks": 0.8,
-    "views": "clean",
     "replay": 0.0,
     "target_share": 0.0,
-    "margin": 0.0,
-    "distil": 0.0,
-    "lift": 0.0,
-    "contrast": 1.0,
-    "head_rate": 1.0,
+    "target_logit_margin": 0.0,
+    "distill_weight": 0.0,
+    "label_boost": 0.0,
+    "contrastive_weight": 1.0,
+    "head_lr_multiplier": 1.0,
 }
+
+
+class ResearchConfig(Config):
+    """[method.research]: variants of the method that were compared and are not what a user needs."""
+
+    beta_schedule: Literal["constant", "cosine"] = "constant"
+    """`cosine` rises from 0 to beta; the paper finds it worse."""
+    views: Literal["clean", "paired", "mismatched"] = "clean"
+    """Views of constraint images. `clean`: the evaluation view, old losses cached (published). `paired`: one random
+    view through both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for
+    comparison."""
+    constraint: Literal["cross_entropy", "soft_error"] = "cross_entropy"
+    """The loss that must not rise. `soft_error` is 1 - the probability of the right class."""
+    tightening: NonNegativeFloat = 0.0
+    """kappa: require h_k + kappa · 1.645 · sd / sqrt(n_k) <= 0 in place of h_k <= 0."""
+    required_improvement: Fraction = 0.0
+    """Require each protected task to improve by this share of its old loss: h_k <= -share · L_k(w_old)."""
+    dual_rate: NonNegativeFloat = 0.0
+    """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
 
 
 class HoldfastConfig(ContrastConfig):
@@ -43,42 +61,31 @@ class HoldfastConfig(ContrastConfig):
     after it."""
     beta: NonNegativeFloat = 20.0
     """Penalty. Published: 200."""
-    beta_schedule: Literal["constant", "cosine"] = "constant"
-    """`cosine` rises from 0 to beta; the paper finds it worse."""
     gamma_tasks: MovingAverage = 0.2
     """gamma_2, of the moving averages of h_k. Published: 0.8."""
-    views: Literal["clean", "paired", "mismatched"] = "clean"
-    """Views of constraint images. `clean`: the evaluation view, old losses cached (published). `paired`: one random
-    view through both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for
-    comparison."""
-    constraint: Literal["cross_entropy", "soft_error"] = "cross_entropy"
-    """The loss that must not rise. `soft_error` is 1 - the probability of the right class."""
-    slack: NonNegativeFloat = 0.0
-    """kappa: ask for h_k + kappa · 1.645 · sd / sqrt(n_k) <= 0 in place of h_k <= 0."""
-    reserve: Fraction = 0.0
-    """Ask each protected task to improve by this share of its old loss: h_k <= -reserve · L_k(w_old)."""
-    dual_rate: NonNegativeFloat = 0.0
-    """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
     replay: NonNegativeFloat = 1.0
     """Weight of the cross-entropy over all classes, protected classes with equal weight. Published: 0, as all that
     follow unless said otherwise."""
     target_share: Fraction = 1 / 6
     """Share of the target in the replay, whatever the number of protected classes; 0 for the weight of one class."""
-    margin: NonNegativeFloat = 1.0
+    target_logit_margin: NonNegativeFloat = 1.0
     """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
-    distil: NonNegativeFloat = 30.0
+    distill_weight: NonNegativeFloat = 30.0
     """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
     constraint images, target pairs and negatives. It takes no labels. This is its weight where a protected task has 100
     constraint images or fewer (on average); with n of them it is sqrt(100/n) of that: the more there is to learn from,
     the less the old model's judgement counts."""
-    lift: NonNegativeFloat = 2.0
+    label_boost: NonNegativeFloat = 2.0
     """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
     the same measure for every class."""
-    contrast: NonNegativeFloat = 1.0
+    contrastive_weight: NonNegativeFloat = 1.0
     """Weight of the target objective F."""
-    head_rate: PositiveFloat = 30.0
+    head_lr_multiplier: PositiveFloat = 30.0
     """Learning rate of the task-dependent heads in multiples of train.learning_rate, where train.head_learning_rate is
     not given. Published: 1."""
+
+    research: ResearchConfig = ResearchConfig()
+    """Variants for comparison."""
 
     @model_validator(mode="before")
     @classmethod

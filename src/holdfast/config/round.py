@@ -65,7 +65,7 @@ class TrainConfig(Config):
     """Of AdamW, or eta of the plain form."""
     head_learning_rate: PositiveFloat | None = None
     """Of the task-dependent heads. Default: the same; with method holdfast, method.head_rate times as much."""
-    momentum: MovingAverage = 0.1
+    ema_weight: MovingAverage = 0.1
     """theta of the plain form."""
     weight_decay: NonNegativeFloat = 0.1
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -75,14 +75,11 @@ class TrainConfig(Config):
     precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
     """`auto`: bf16 where the device has it, else float32. Weights, similarities and losses stay float32."""
     device: str = "auto"
-    towers: Literal["auto", "fast", "plain"] = "auto"
-    """How the towers are computed: `fast` leaves out what no feature depends on and keeps activations in the working
-    precision, `plain` calls the model's own modules. `auto`: fast on a GPU."""
-    compile: bool = True
-    """Compile the blocks of fast towers, on a GPU."""
-    graphs: Literal["auto"] | bool = "auto"
-    """Record a step as a CUDA graph and play it back, on one GPU. `auto`: where the method says that it can be, with
-    fast, compiled towers. What cannot be recorded runs as usual, after a warning."""
+    speed: Literal["auto", "plain", "fast", "compiled", "graphs"] = "auto"
+    """How a step is computed; no word changes what is computed. `plain` calls the model's own modules. `fast` leaves out
+    what no feature depends on and keeps activations in the working precision. `compiled` also compiles the blocks, on a
+    GPU. `graphs` also records a step as a CUDA graph and plays it back, on one GPU. `auto`: plain on a CPU, graphs on a
+    GPU where the method says that it can be recorded, else compiled."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     shard: Literal["none", "full"] = "none"
@@ -131,35 +128,17 @@ class CertifyConfig(Config):
     margin: float | dict[str, float] = 0.02
     """epsilon: the loss of accuracy you are ready to accept, fixed beforehand; one number, or one a task."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    looks: Positive = 1
-    """R: how many times this sealed set may be looked at; each look is tested at (1 - confidence) / R."""
+    query_budget: Positive = 1
+    """R: how many times this sealed set may be queried; each query is tested at (1 - confidence) / R."""
     target_gain: bool = True
     """Claim also that the target improved."""
-    look: bool = True
-    """Look at the sealed images when the round ends. `false` leaves that to `holdfast certify RUN`."""
+    test_sealed: bool = True
+    """Test on the sealed images when the round ends. `false` leaves that to `holdfast certify RUN`."""
     ledger: FilePath | None = None
     """Folder of the ledger of sealed sets. Default: $HOLDFAST_LEDGER, or the user's own."""
     first: FilePath | None = None
     """A further model folder to certify against, with the same margins: a project's first model, so that what rounds
     lose does not add up."""
-    walk_back: Many[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """lambda: candidates on the way from the old weights to the new ones. At 0 only the target's logit is new, by
-    `fit_target`; without that it is left out."""
-    fit_target: bool = True
-    """Fit the target's logit anew in every candidate, and nothing else: what the model says among protected classes
-    stays as it is. It moves one direction of the image tower's last layer, or the target's head where that tower is
-    frozen."""
-    hold_back: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
-    """By how much the target's logit is lowered: each lambda gives a candidate for each of these, and those that name
-    the target less readily take fewer images away from protected classes."""
-    bolder: bool = False
-    """After the safest candidate test also those that gain more and lost nothing on dev images; the last one that
-    passes is handed back."""
-
-    @property
-    def walk(self) -> tuple[float, ...]:
-        """lambda of the candidates, in order."""
-        return tuple(sorted({one for one in self.walk_back if one > 0 or self.fit_target}))
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
@@ -167,12 +146,39 @@ class CertifyConfig(Config):
         for name, margin in margins.items():
             if not 0 <= margin < 1:
                 raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1)")
-        if any(not 0 <= one <= 1 for one in self.walk_back):
-            raise ValueError(f"walk_back {self.walk_back} must lie in [0, 1]")
-        if not self.walk:
-            raise ValueError(f"walk_back {self.walk_back} leaves no candidate but the old model")
-        if not self.hold_back or any(one < 0 for one in self.hold_back):
-            raise ValueError(f"hold_back {self.hold_back} must hold at least one number, and none below 0")
+        return self
+
+
+class CandidatesConfig(Config):
+    """[candidates]: which models a round tests, besides the checkpoint that training found."""
+
+    interpolation: Many[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """lambda: models between the old weights (0) and the new ones (1). At 0 only the target's logit is new, by
+    `refit_target`; without that it is left out."""
+    refit_target: bool = True
+    """Fit the target's logit anew in every candidate, and nothing else: predictions among protected classes stay as
+    they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
+    frozen."""
+    target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
+    the target less often take fewer images away from protected classes."""
+    test_more_candidates: bool = False
+    """After the safest candidate test also those that gain more and lost nothing on dev images; the last one that
+    passes is handed back."""
+
+    @property
+    def lambdas(self) -> tuple[float, ...]:
+        """lambda of the candidates, in order."""
+        return tuple(sorted({lam for lam in self.interpolation if lam > 0 or self.refit_target}))
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if any(not 0 <= lam <= 1 for lam in self.interpolation):
+            raise ValueError(f"interpolation {self.interpolation} must lie in [0, 1]")
+        if not self.lambdas:
+            raise ValueError(f"interpolation {self.interpolation} leaves no candidate but the old model")
+        if not self.target_bias or any(bias < 0 for bias in self.target_bias):
+            raise ValueError(f"target_bias {self.target_bias} must hold at least one number, and none below 0")
         return self
 
 
@@ -186,6 +192,7 @@ class RoundConfig(Config):
     method: MethodConfig = HoldfastConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    candidates: CandidatesConfig = CandidatesConfig()
     certify: CertifyConfig = CertifyConfig()
     """Asked for wherever there are sealed images."""
 
@@ -210,7 +217,9 @@ class RoundConfig(Config):
         """[train] with the heads' learning rate worked out."""
         if not isinstance(self.method, HoldfastConfig) or self.train.head_learning_rate is not None:
             return self.train
-        return self.train.model_copy(update={"head_learning_rate": self.method.head_rate * self.train.learning_rate})
+        return self.train.model_copy(
+            update={"head_learning_rate": self.method.head_lr_multiplier * self.train.learning_rate}
+        )
 
 
 class TuneConfig(Config):

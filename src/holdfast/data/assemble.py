@@ -17,9 +17,9 @@ from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks
 from holdfast.data.pixels import Gathered, gather
 from holdfast.data.prompts import class_prompts, fill, read_prompts, words_of
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
+from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec, label_index
 from holdfast.data.sources import catalogue
 from holdfast.data.sources.files import split_role
-from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec, label_index
 from holdfast.errors import UserError, nearest
 
 NEUTRAL_PROMPT = "a photo"  # the text of a picture of which nothing is known
@@ -147,7 +147,7 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
 
     def check_leaks() -> None:
         if config.leaks == "refuse":
-            training = np.concatenate([assigned.rows[assigned.where(Role.BASE, Role.CONSTRAINT)], outside_rows])
+            training = np.concatenate([assigned.rows[assigned.where(Role.BASE, Role.TRAIN)], outside_rows])
             sealed = assigned.rows[assigned.where(Role.SEALED)]
             refuse_leaks(pictures_of(everything, training), pictures_of(main, sealed))
 
@@ -156,7 +156,7 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
 
 def near_copies(everything: Catalogue, assigned: Assigned, outside_rows: np.ndarray) -> dict[str, Problem]:
     """Training pictures that are nearly dev, sealed or test pictures: content hash -> what to report."""
-    training = np.concatenate([assigned.rows[assigned.where(Role.BASE, Role.CONSTRAINT)], outside_rows])
+    training = np.concatenate([assigned.rows[assigned.where(Role.BASE, Role.TRAIN)], outside_rows])
     held_out = assigned.rows[assigned.where(Role.DEV, Role.SEALED, Role.TEST)]
     ours, theirs = pictures_of(everything, training), pictures_of(everything, held_out)
     return {
@@ -199,7 +199,7 @@ def check_roles(assigned: Assigned, classes: Sequence[str], config: RolesConfig)
     counts: dict[str, dict[Role, int]] = {name: {} for name in classes}
     for name, role in zip(assigned.classes, assigned.roles, strict=True):
         counts[name][role] = counts[name].get(role, 0) + 1
-    used = [Role.CONSTRAINT, Role.DEV]
+    used = [Role.TRAIN, Role.DEV]
     used += [role for role in (Role.SEALED, Role.TEST) if getattr(config, role.value) or assigned.where(role).size]
     for name, found in counts.items():
         total = sum(found.values())
@@ -222,7 +222,7 @@ def check_roles(assigned: Assigned, classes: Sequence[str], config: RolesConfig)
 
 def _draw(assigned: Assigned, label: str, count: int | None, seed: int) -> np.ndarray:
     """Training images of one class: all, or ``count`` drawn by seed from the ids, whatever the order of the files."""
-    positions = sorted(assigned.where(Role.CONSTRAINT, label=label), key=lambda position: assigned.ids[position])
+    positions = sorted(assigned.where(Role.TRAIN, label=label), key=lambda position: assigned.ids[position])
     if count is None or count >= len(positions):
         return np.array(positions, dtype=np.int64)
     generator = np.random.default_rng([seed, zlib.crc32(label.encode())])

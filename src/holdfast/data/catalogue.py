@@ -22,7 +22,7 @@ from PIL import Image
 from holdfast.data.containers import printable
 from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.images import BadImage, open_image, to_rgb
-from holdfast.data.tasks import Pixels
+from holdfast.data.round import Pixels
 from holdfast.errors import UserError
 
 CATALOGUE = pa.schema(

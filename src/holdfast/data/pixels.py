@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.data.catalogue import Catalogue, Problem, Reader, in_order
 from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
-from holdfast.data.tasks import Pixels
+from holdfast.data.round import Pixels
 from holdfast.errors import UserError
 
 

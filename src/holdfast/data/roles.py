@@ -17,8 +17,8 @@ import pyarrow as pa
 from holdfast.artifacts import fingerprint_bytes
 from holdfast.config import RolesConfig
 from holdfast.data.catalogue import Catalogue, Problem, number_of
+from holdfast.data.round import Role
 from holdfast.data.sources.files import split_role
-from holdfast.data.tasks import Role
 from holdfast.errors import UserError
 
 ROLES = pa.schema(
@@ -32,7 +32,7 @@ ROLES = pa.schema(
 )
 
 # Where copies of one picture lie in several splits, the strictest use wins: a test picture is never trained on.
-_STRICTEST = (Role.TEST, Role.SEALED, Role.DEV, Role.CONSTRAINT, Role.BASE, None)
+_STRICTEST = (Role.TEST, Role.SEALED, Role.DEV, Role.TRAIN, Role.BASE, None)
 _CODES = {role: code for code, role in enumerate(Role)}
 _DRAWN = (Role.BASE, Role.DEV, Role.SEALED, Role.TEST)
 
@@ -186,7 +186,7 @@ def _share_out(
         start += count
     for row in ranked[start:]:
         number, upper = number_of(str(ids[row])), 0.0
-        roles[row] = Role.CONSTRAINT
+        roles[row] = Role.TRAIN
         for role, share in shares.items():
             if role in counts:
                 continue

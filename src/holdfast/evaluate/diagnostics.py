@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holdfast.data.tasks import LabelledSet
+from holdfast.data.round import LabelledSet
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 

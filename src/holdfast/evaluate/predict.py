@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from holdfast.artifacts import PREDICTIONS
-from holdfast.data.tasks import LabelledSet
-from holdfast.data.views import look
+from holdfast.data.round import LabelledSet
+from holdfast.data.transforms import normalize_views
 from holdfast.errors import TrainingError, UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.towers import Preprocess
@@ -126,7 +126,7 @@ def _score(
     for start in range(0, count, batch_size):
         here = slice(start, start + batch_size)
         pixels = examples.images(here).to(device, non_blocking=True)
-        images = look(pixels, preprocess.mean, preprocess.std, None, dtype)
+        images = normalize_views(pixels, preprocess.mean, preprocess.std, None, dtype)
         for one, said in zip(scored, logits(images), strict=True):
             one.fill(here, said, examples.labels[here])
     return scored

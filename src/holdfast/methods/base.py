@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.data.tasks import Batch, LabelledSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.round import Batch, LabelledSet, RoundData
+from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
-from holdfast.model.fast import beside
+from holdfast.model.compute import on_side_stream
 from holdfast.objective.estimators import commit_all
 from holdfast.runtime import sum_over_ranks, sums_by, world_size
 
@@ -62,7 +62,7 @@ class Method(nn.Module):
     linear: ClassVar[bool] = False  # whether it classifies with a linear head, initialised from the prompts
     uses_negatives: ClassVar[bool] = True  # whether its steps encode the negatives
     needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
-    recordable: ClassVar[bool] = False  # whether every step runs the same kernels: nothing is decided on the host
+    graph_safe: ClassVar[bool] = False  # whether every step runs the same kernels: nothing is decided on the host
     reads_pixels: ClassVar[bool] = False  # whether a step takes batch.target_images.pixels, not only models' features
 
     def __init__(self, model: Classifier) -> None:
@@ -144,7 +144,7 @@ class Encoded:
 def encode(model: Classifier, batch: Batch) -> Encoded:
     """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower."""
     fast = model.towers.has_fast_path  # other towers were not tried on two streams
-    texts = beside(batch.target_index.device, lambda: _texts(model, batch), on_its_own=fast)
+    texts = on_side_stream(batch.target_index.device, lambda: _texts(model, batch), wanted=fast)
     target_images, negative_images, protected_images = model.image_features_together(
         batch.target_images, batch.negative_images, batch.protected_images
     )
@@ -195,7 +195,9 @@ def clean_logits(model: Classifier, examples: LabelledSet, batch: int = 256) -> 
     view = model.preprocess
     parts = [
         model.logits(
-            look(examples.images(slice(i, i + batch)).to(weight.device), view.mean, view.std, None, weight.dtype),
+            normalize_views(
+                examples.images(slice(i, i + batch)).to(weight.device), view.mean, view.std, None, weight.dtype
+            ),
             matrix,
         )
         for i in range(0, len(examples), batch)

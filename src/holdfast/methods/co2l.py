@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.config.methods import Co2lConfig
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.errors import UserError
 from holdfast.methods.base import Phase, StepOutput
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means

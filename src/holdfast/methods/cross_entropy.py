@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from holdfast.config.methods import CrossEntropyConfig
-from holdfast.data.tasks import Batch
+from holdfast.data.round import Batch
 from holdfast.methods.base import Method, StepOutput, balanced_cross_entropy, class_logits
 from holdfast.model.classifier import Classifier
 from holdfast.runtime import sum_over_ranks, world_size
@@ -16,7 +16,7 @@ class CrossEntropy(Method):
 
     uses_heads = True
     uses_negatives = False
-    recordable = True
+    graph_safe = True
 
     def __init__(self, model: Classifier, config: CrossEntropyConfig, steps: int) -> None:
         super().__init__(model)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config.methods import DerConfig
-from holdfast.data.tasks import Batch
+from holdfast.data.round import Batch
 from holdfast.methods.base import StepOutput, cross_entropy
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks
 from holdfast.model.classifier import Classifier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.config import FinetuneConfig
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Encoded, Method, StepOutput, encode
 from holdfast.model.classifier import Classifier
 from holdfast.objective.contrastive import Contrast, GlobalContrastive
@@ -14,7 +14,7 @@ class Finetune(Method):
     """Minimise F(w, D), and nothing else."""
 
     uses_heads = True
-    recordable = True
+    graph_safe = True
 
     def __init__(self, model: Classifier, config: FinetuneConfig, steps: int) -> None:
         super().__init__(model)

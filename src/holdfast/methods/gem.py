@@ -8,7 +8,7 @@ from scipy.optimize import lsq_linear, nnls
 from torch import Tensor
 
 from holdfast.config.methods import GemConfig
-from holdfast.data.tasks import Batch
+from holdfast.data.round import Batch
 from holdfast.methods.base import StepOutput, Total, as_it_is
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means
 from holdfast.model.classifier import Classifier

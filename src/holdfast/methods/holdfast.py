@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config import HoldfastConfig
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import (
     LOSSES,
     Method,
@@ -29,14 +29,14 @@ class Holdfast(Method):
     """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
 
     uses_heads = True
-    recordable = True
+    graph_safe = True
     is_target: Tensor  # [K] 1 at the target
     old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
 
     def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:
         super().__init__(model)
         self.config, self.steps = config, steps
-        self.loss = LOSSES[config.constraint]
+        self.loss = LOSSES[config.research.constraint]
 
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Estimators sized to the data; old losses cached where the view is fixed."""
@@ -47,22 +47,22 @@ class Holdfast(Method):
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
         clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
-        self.distil = config.distil * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
+        self.distill_weight = config.distill_weight * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
         means = sums_by(labels, clean, m) / sizes
         self.retention = RetentionPenalty(
             m,
             config.beta,
             config.gamma_tasks,
-            schedule=config.beta_schedule,
+            schedule=config.research.beta_schedule,
             total_steps=self.steps,
-            slack=config.slack,
+            tightening=config.research.tightening,
             task_sizes=sizes,
-            ask=config.reserve * means,
-            dual_rate=config.dual_rate,
+            required_improvement=config.research.required_improvement * means,
+            dual_rate=config.research.dual_rate,
             commit="later",
         )
         self.register_buffer("is_target", (torch.arange(m + 1, device=labels.device) == m).to(clean.dtype))
-        self.register_buffer("old_losses", clean if config.views == "clean" else clean[:0])
+        self.register_buffer("old_losses", clean if config.research.views == "clean" else clean[:0])
 
     def forward(self, batch: Batch) -> StepOutput:
         """G_1 and G_2 of Algorithm 1, as surrogates."""
@@ -71,14 +71,14 @@ class Holdfast(Method):
         pictures = torch.cat([features.target_images, features.negative_images, features.protected_images])
         logits = class_logits(pictures, features.classes, self.model.class_temperature)
         of_target, _, of_protected = logits.split(features.counts)
-        old = self._old_logits(batch) if self.config.distil else None
+        old = self._old_logits(batch) if self.config.distill_weight else None
         new = self.loss(of_protected, batch.protected_task)
         retention = self.retention(new, self._old_losses(batch, old), batch.protected_task)
-        parts = {"target": self.config.contrast * contrast.surrogate, "retention": retention.penalty}
+        parts = {"target": self.config.contrastive_weight * contrast.surrogate, "retention": retention.penalty}
         if self.config.replay:
             parts["replay"] = self.config.replay * self._replay(of_target, of_protected, batch)
         if old is not None:
-            parts["distil"] = self.distil * self._distil(logits, old, batch)
+            parts["distillation"] = self.distill_weight * self._distillation(logits, old, batch)
         return StepOutput(
             parts,
             {"objective": contrast.objective},
@@ -88,11 +88,11 @@ class Holdfast(Method):
     def _replay(self, of_target: Tensor, of_protected: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of target and protected classes, so that they are told apart and not only held in place.
 
-        On protected pictures the target's logit counts for ``margin`` more than it is: they must be told from the
+        On protected pictures the target's logit counts for ``target_logit_margin`` more than it is: they must be told from the
         target with room to spare, since it is there that new pictures of a protected class are lost.
         """
         target = torch.full_like(batch.target_index, self.num_protected)
-        of_protected = of_protected + self.config.margin * self.is_target
+        of_protected = of_protected + self.config.target_logit_margin * self.is_target
         share = self.config.target_share
         if not share:  # every class weighs the same
             together = torch.cat([of_target, of_protected])
@@ -100,18 +100,18 @@ class Holdfast(Method):
         learnt = world_size() * cross_entropy(of_target, target).sum() / batch.target_total  # as DDP averages ranks
         return share * learnt + (1 - share) * balanced_cross_entropy(of_protected, batch.protected_task)
 
-    def _distil(self, new: Tensor, old: Tensor, batch: Batch) -> Tensor:
+    def _distillation(self, new: Tensor, old: Tensor, batch: Batch) -> Tensor:
         """Mean over all pictures of KL(old, new) of the judgement among the protected classes alone.
 
         It needs no labels: pairs from outside say as much as constraint images on what must stay as it is. The target's
-        logit is free. Where labels are known, ``lift`` moves the old judgement towards them.
+        logit is free. Where labels are known, ``label_boost`` moves the old judgement towards them.
         """
-        if self.config.lift:
+        if self.config.label_boost:
             own = torch.nn.functional.one_hot(batch.protected_task, old.shape[1])
-            lifted = self.config.lift * own.to(old.dtype)
+            lifted = self.config.label_boost * own.to(old.dtype)
             old = old + torch.cat([lifted.new_zeros(len(old) - len(lifted), old.shape[1]), lifted])
-        said, says = (logits[:, : self.num_protected].log_softmax(dim=1) for logits in (old, new))
-        divergence = (said.exp() * (said - says)).sum(dim=1)
+        old_log, new_log = (logits[:, : self.num_protected].log_softmax(dim=1) for logits in (old, new))
+        divergence = (old_log.exp() * (old_log - new_log)).sum(dim=1)
         return world_size() * divergence.sum() / (batch.target_total + batch.negative_total + batch.protected_total)
 
     @torch.no_grad()
@@ -123,7 +123,7 @@ class Holdfast(Method):
     @torch.no_grad()
     def _old_losses(self, batch: Batch, known: Tensor | None) -> Tensor:
         """l(w_old, x, y) on the same pictures: cached, or through the old model on the same random view."""
-        if self.config.views == "clean":
+        if self.config.research.views == "clean":
             return self.old_losses[batch.protected_index]
         if known is not None and batch.protected_old_images is None:
             return self.loss(known[len(known) - len(batch.protected_task) :], batch.protected_task)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, class_logits, cross_entropy
 from holdfast.model.classifier import Classifier
 from holdfast.runtime import sum_over_ranks, sums_by, world_size

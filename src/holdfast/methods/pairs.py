@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Encoded
 from holdfast.objective.contrastive import GlobalContrastive
 from holdfast.runtime import gather

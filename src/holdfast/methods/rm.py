@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.config.methods import RmConfig
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, StepOutput, class_logits, cross_entropy, encode
 from holdfast.methods.finetune import TargetContrast
 from holdfast.methods.labelled import task_means

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config.methods import WcclConfig
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, StepOutput, encode
 from holdfast.methods.pairs import Anchors, Pairs, SetContrast, all_pairs, group_sizes, stands_for
 from holdfast.model.classifier import Classifier

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holdfast.data.rows import TextRows
-from holdfast.data.tasks import Images, Kept, Texts
+from holdfast.data.round import Images, Kept, TextRows, Texts
 from holdfast.errors import UserError, nearest
 from holdfast.model.heads import HeadRound, TaskHeads
 from holdfast.model.prompts import class_means, tokenize_prompts

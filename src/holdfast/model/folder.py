@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from holdfast.artifacts import fingerprint_bytes, fingerprint_json, read_json, read_regular, write_json
 from holdfast.errors import FaultError, UserError
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import OpenClipTowers, build_towers, load_towers
 from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads
+from holdfast.model.openclip import OpenClipTowers, build_towers, load_towers
 from holdfast.model.towers import TwoTowers
 
 FORMAT = 1
@@ -127,7 +127,7 @@ def start_model(
 ) -> Classifier:
     """The classifier that development starts from.
 
-    ``weights`` is what :func:`holdfast.model.clip.load_towers` takes, or a model folder: then its towers and heads are
+    ``weights`` is what :func:`holdfast.model.openclip.load_towers` takes, or a model folder: then its towers and heads are
     used and ``architecture`` is not.
     """
     if weights is not None and is_model_folder(weights):

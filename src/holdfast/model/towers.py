@@ -1,6 +1,6 @@
 """The two-tower protocol: what holdfast asks of a model, and nothing more.
 
-OpenCLIP is one adapter (:mod:`holdfast.model.clip`); a tower put together from other parts is another
+OpenCLIP is one adapter (:mod:`holdfast.model.openclip`); a tower put together from other parts is another
 (:mod:`holdfast.model.parts`).
 """
 
@@ -15,8 +15,8 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from holdfast.data.images import INTERPOLATIONS
-from holdfast.data.rows import TextRows
-from holdfast.data.views import look
+from holdfast.data.round import TextRows
+from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 
 _LARGEST_SIDE = 16384  # pixels
@@ -33,7 +33,7 @@ class Preprocess:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
-        return look(pixels, self.mean, self.std)
+        return normalize_views(pixels, self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
         """JSON that :meth:`from_json` reads back."""
@@ -67,13 +67,13 @@ class TwoTowers(nn.Module, ABC):
     preprocess: Preprocess
     embed_dim: int  # D
     text_width: int  # width of the text backbone's features
-    # Names under which features of a tower that is frozen are kept (holdfast.train.frozen). Copies carry them too.
+    # Names under which features of a tower that is frozen are kept (holdfast.train.feature_cache). Copies carry them too.
     kept_images: str | None = None
     kept_texts: str | None = None
 
     @property
     def has_fast_path(self) -> bool:
-        """Whether :mod:`holdfast.model.fast` computes both towers, where it is switched on."""
+        """Whether :mod:`holdfast.kernels.fast` computes both towers, where it is switched on."""
         return False
 
     @abstractmethod
@@ -138,7 +138,7 @@ class TwoTowers(nn.Module, ABC):
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """JSON that :func:`holdfast.model.clip.build_towers` rebuilds the architecture from (no weights)."""
+        """JSON that :func:`holdfast.model.openclip.build_towers` rebuilds the architecture from (no weights)."""
 
     @abstractmethod
     def image_parameters(self) -> Iterable[nn.Parameter]:

@@ -41,15 +41,15 @@ class RetentionPenalty(Deferred):
     Call it with per-example losses of the new and the old model **on the same images and the same views**. Its buffers
     (u, the flags, the step count) are the algorithm's state: save them with your checkpoint, and resume.
 
-    ``slack`` (0 in the paper) makes the constraint know its sample: h_k + slack · 1.645 · sd_k / sqrt(n_k) <= 0, where
+    ``tightening`` (0 in the paper) makes the constraint know its sample: h_k + tightening · 1.645 · sd_k / sqrt(n_k) <= 0, where
     sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``). It vanishes
     at w_old, so w_old stays feasible.
 
-    ``ask`` [m] (0 in the paper) asks for more than retention: h_k + ask_k <= 0, an improvement of ask_k. Training that
+    ``required_improvement`` [m] (0 in the paper) asks for more than retention: h_k + required_improvement_k <= 0, an improvement of ask_k. Training that
     only keeps its sample's losses where they were loses a little on new images; a small reserve makes up for it.
 
-    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight, which moves by dual_rate · u_k (with ask
-    and slack) a step, never below 0: a constraint that keeps being violated by little gets its weight all the same.
+    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight, which moves by dual_rate · u_k (with required_improvement
+    and tightening) a step, never below 0: a constraint that keeps being violated by little gets its weight all the same.
 
     ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
     :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.
@@ -57,7 +57,7 @@ class RetentionPenalty(Deferred):
 
     steps: Tensor
     sizes: Tensor
-    ask: Tensor
+    required_improvement: Tensor
     multiplier: Tensor
 
     def __init__(
@@ -68,9 +68,9 @@ class RetentionPenalty(Deferred):
         *,
         schedule: Schedule = "constant",
         total_steps: int | None = None,
-        slack: float = 0.0,
+        tightening: float = 0.0,
         task_sizes: Tensor | None = None,
-        ask: Tensor | None = None,
+        required_improvement: Tensor | None = None,
         dual_rate: float = 0.0,
         commit: Literal["now", "later"] = "now",
     ) -> None:
@@ -79,17 +79,20 @@ class RetentionPenalty(Deferred):
             raise ValueError(f"at least one protected task is needed, got {num_tasks}")
         if schedule == "cosine" and not total_steps:
             raise ValueError("a cosine-increasing beta needs total_steps")
-        if slack and task_sizes is None:
-            raise ValueError("slack needs task_sizes, the number of constraint images of each task")
+        if tightening and task_sizes is None:
+            raise ValueError("tightening needs task_sizes, the number of constraint images of each task")
         self.num_tasks, self.beta, self.schedule = num_tasks, beta, schedule
-        self.total_steps, self.slack, self.commit_when = total_steps, slack, commit
+        self.total_steps, self.tightening, self.commit_when = total_steps, tightening, commit
         self.u = MovingAverage(num_tasks, gamma)
-        self.second_moment = MovingAverage(num_tasks, gamma) if slack else None
+        self.second_moment = MovingAverage(num_tasks, gamma) if tightening else None
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.dual_rate = dual_rate
         self.register_buffer("multiplier", torch.zeros(num_tasks))
         self._next_multiplier: Tensor | None = None
-        self.register_buffer("ask", torch.zeros(num_tasks) if ask is None else ask.float())
+        self.register_buffer(
+            "required_improvement",
+            torch.zeros(num_tasks) if required_improvement is None else required_improvement.float(),
+        )
         self.register_buffer("sizes", torch.ones(num_tasks) if task_sizes is None else task_sizes.float())
 
     def beta_now(self) -> Tensor:
@@ -109,13 +112,13 @@ class RetentionPenalty(Deferred):
         local = sums_by(tasks, difference, self.num_tasks) * share  # this rank's part of ĥ_k
         h = sum_over_ranks(local)
         u = self.u.propose_everywhere(h, present)
-        constraint, differentiable = u + self.ask, local
+        constraint, differentiable = u + self.required_improvement, local
         if self.second_moment is not None:
             local_square = sums_by(tasks, difference.square(), self.num_tasks) * share
             square = self.second_moment.propose_everywhere(sum_over_ranks(local_square), present)
             spread = (square - u.square()).clamp(min=0).sqrt()
             moved = spread > 1e-6  # at w_old the spread is nil and has no gradient
-            factor = torch.where(moved, self.slack * _Z95 / self.sizes.sqrt(), 0)
+            factor = torch.where(moved, self.tightening * _Z95 / self.sizes.sqrt(), 0)
             constraint = constraint + factor * spread
             # grad sd = (grad E[d²] - 2 u grad E[d]) / (2 sd)
             differentiable = local + factor / (2 * spread.clamp(min=1e-6)) * (local_square - 2 * u * local)

@@ -17,7 +17,8 @@ import pyarrow as pa
 from holdfast.artifacts import RunFolder
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger, default_ledger
-from holdfast.certify.sealed import read_sealed_plan
+from holdfast.certify.sealed import ClaimedSettings, read_sealed_claim
+from holdfast.config import CertifyConfig
 from holdfast.errors import HoldfastError, UserError
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.evidence import Evidence, dev_evidence, sealed_evidence
@@ -62,8 +63,8 @@ class Candidate:
 
     name: str
     step: int
-    walked: float
-    held: float
+    lam: float
+    bias: float
     dev: Comparison
     outcome: str  # shipped, passed, failed, not tested, set aside
 
@@ -83,6 +84,7 @@ class RunContent:
 
     folder: RunFolder
     config: Mapping[str, Any]
+    settings: ClaimedSettings
     state: Mapping[str, Any]
     result: Mapping[str, Any]
     told: Mapping[str, Any] | None  # what may be told of the sealed images
@@ -121,17 +123,17 @@ class RunContent:
     @property
     def margins(self) -> dict[str, float]:
         """The accepted loss of every protected task."""
-        return margins_of(self.config, self.protected)
+        return margins_of(self.settings.certify, self.protected)
 
     @property
     def confidence(self) -> float:
         """1 - δ."""
-        return float(self.config.get("certify", {}).get("confidence", 0.95))
+        return self.settings.certify.confidence
 
     @property
     def target_claimed(self) -> bool:
         """Whether a gain of the target is part of the claim."""
-        return bool(self.config.get("certify", {}).get("target_gain", True))
+        return self.settings.certify.target_gain
 
     @cached_property
     def pairs(self) -> list[Paired]:
@@ -143,12 +145,12 @@ class RunContent:
         return found
 
 
-def margins_of(config: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, float]:
+def margins_of(certify: CertifyConfig, tasks: Sequence[str]) -> dict[str, float]:
     """The accepted loss of every task as the round's file says it."""
-    margin = config.get("certify", {}).get("margin", 0.02)
-    if isinstance(margin, Mapping):
-        return {task: float(margin.get(task, 0.0)) for task in tasks}
-    return dict.fromkeys(tasks, float(margin))
+    margin = certify.margin
+    if isinstance(margin, dict):
+        return {task: margin.get(task, 0.0) for task in tasks}
+    return dict.fromkeys(tasks, margin)
 
 
 def read_run(path: Path) -> RunContent:
@@ -161,15 +163,15 @@ def read_run(path: Path) -> RunContent:
             do=f"go on with: holdfast develop --resume {path}",
         )
     config, state = read_run_config(folder.config), read_run_state(folder.state)
+    settings = ClaimedSettings.of(config, str(folder.config))
     result = read_run_result(folder.result)
     target, protected = str(result["target"]), [str(one) for one in result["protected"]]
-    told, retired, entries, notes = _sealed(folder, config, result)
+    told, retired, entries, notes = _sealed(folder, settings, result)
     metrics = read_metrics(folder.metrics)
     candidates = [_candidate(one, target, result, told) for one in result["candidates"]]
     shipped = next((one for one in candidates if one.name == result["chosen"]), None)
     shown = shipped or max(candidates, key=lambda one: one.dev.target_gain)
-    margins = margins_of(config, protected)
-    confidence = float(config.get("certify", {}).get("confidence", 0.95))
+    margins, confidence = margins_of(settings.certify, protected), settings.certify.confidence
     if told is not None and retired and "devsafety" in told:
         evidence = sealed_evidence(told, _changes(_pair(folder, "old", "new", "sealed")))
     else:
@@ -177,6 +179,7 @@ def read_run(path: Path) -> RunContent:
     return RunContent(
         folder=folder,
         config=config,
+        settings=settings,
         state=state,
         result=result,
         told=told,
@@ -213,8 +216,8 @@ def _candidate(
 ) -> Candidate:
     step = int(str(one["step"]).removeprefix("step-"))
     outcome = _outcome(str(one["name"]), list(result["order"]), result["chosen"], told)
-    held = float(one.get("held", 0.0))  # runs of earlier versions have none
-    return Candidate(str(one["name"]), step, float(one["lambda"]), held, _comparison(one["dev"], target), outcome)
+    bias = float(one.get("held", 0.0))  # runs of earlier versions have none
+    return Candidate(str(one["name"]), step, float(one["lambda"]), bias, _comparison(one["dev"], target), outcome)
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, told: Mapping[str, Any] | None) -> str:
@@ -231,7 +234,7 @@ def _outcome(name: str, order: list[str], chosen: str | None, told: Mapping[str,
 
 
 def _sealed(
-    folder: RunFolder, config: Mapping[str, Any], result: Mapping[str, Any]
+    folder: RunFolder, settings: ClaimedSettings, result: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, bool, Sequence[Mapping[str, Any]], list[str]]:
     """What may be told of the sealed images, whether their set is retired, and its record in the ledger."""
     told: Mapping[str, Any] | None = result.get("certificate")
@@ -245,10 +248,10 @@ def _sealed(
     if not folder.roles.exists() or (retired and entries):
         return told, retired, entries, []
     # The ledger may know of looks that this run does not: at the same images, by another round.
-    chosen = config.get("certify", {}).get("ledger")
+    chosen = settings.certify.ledger
     ledger = Ledger(folder.origin / chosen if chosen else default_ledger())
     try:
-        fingerprint = read_sealed_plan(folder).fingerprint
+        fingerprint = read_sealed_claim(folder).fingerprint
         standing = ledger.standing(fingerprint)
         entries = entries or ledger.entries(fingerprint)
     except HoldfastError as error:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from holdfast.certify.claims import Counts, TaskResult, Verdict, delta_of
-from holdfast.certify.paired import lower_bounds, p_value
+from holdfast.certify.exact.score_test import lower_bounds, p_value
 from holdfast.certify.report import needed_images
 from holdfast.evaluate.metrics import Comparison
 

@@ -13,7 +13,7 @@ from holdfast.report.card import escaped
 from holdfast.report.markup import Markup, change_mark, count, percent, tag
 from holdfast.report.sections import Section, banner, data_table
 from holdfast.report.words import VerdictText
-from holdfast.rounds.lineage import FIRST, Project, Round
+from holdfast.rounds.project import FIRST, Project, Round
 
 MANY = 10
 
@@ -146,18 +146,18 @@ def _ledger(content: ProjectContent) -> Markup:
     for path in found:
         standing = Ledger(folder).standing(f"sha256:{path.stem}")
         if standing is not None:
-            left = standing.looks_left
+            left = standing.queries_left
             state = "retired" if standing.retired else "sealed"
             rows.append(
                 [
                     (path.stem[:12], path.stem),
-                    (str(standing.looks), standing.looks),
+                    (str(standing.queries), standing.queries),
                     (str(standing.passes), standing.passes),
                     (str(left), left),
                     (state, state),
                 ]
             )
-    heads, kinds = ["set", "looks", "passes", "looks left", "state"], ["text", "number", "number", "number", "text"]
+    heads, kinds = ["set", "queries", "passes", "queries left", "state"], ["text", "number", "number", "number", "text"]
     return data_table("ledger-table", heads, kinds, rows) if rows else Markup("")
 
 

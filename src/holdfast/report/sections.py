@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.candidates.select import Candidate as Tested
+from holdfast.candidates.select import evidence as largest_p
 from holdfast.report import figures
 from holdfast.report.content import Paired, RunContent
 from holdfast.report.evidence import TaskRow
 from holdfast.report.gallery import gallery
 from holdfast.report.markup import Markup, change_mark, count, p_text, percent, points, tag
 from holdfast.report.words import PROMISE_TEXT, VerdictText, blocked_text, verdict_text
-from holdfast.rounds.candidates import Candidate as Tested
-from holdfast.rounds.candidates import evidence as largest_p
 
 MATRIX = 14  # up to this many classes the confusion is a matrix; above, a list of what is mixed up
 
@@ -294,15 +294,15 @@ def _candidates(content: RunContent) -> Markup:
     target = content.target if content.target_claimed else None
     order = {str(name): place for place, name in enumerate(content.result["order"])}
     rows: list[list[tuple[Markup | str, object]]] = []
-    for one in sorted(content.candidates, key=lambda one: (order.get(one.name, len(order)), one.walked, one.held)):
-        p = largest_p(Tested(f"step-{one.step:08d}", one.walked, one.dev), margins, target)
+    for one in sorted(content.candidates, key=lambda one: (order.get(one.name, len(order)), one.lam, one.bias)):
+        p = largest_p(Tested(f"step-{one.step:08d}", one.lam, one.dev), margins, target)
         place = order.get(one.name)
         rows.append(
             [
                 ("–" if place is None else str(place + 1), -1 if place is None else place),
                 (one.name, one.name),
-                (f"{one.walked:g}", one.walked),
-                (f"{one.held:g}", one.held),
+                (f"{one.lam:g}", one.lam),
+                (f"{one.bias:g}", one.bias),
                 (change_mark(one.dev.target_gain), one.dev.target_gain),
                 (change_mark(one.dev.dev_safety), one.dev.dev_safety),
                 (one.dev.worst_task, one.dev.worst_task),
@@ -315,7 +315,7 @@ def _candidates(content: RunContent) -> Markup:
     fitted = (
         "In every candidate the target's logit was fitted anew and nothing else, so that at λ = 0 the other classes "
         "are told apart exactly as before. "
-        if any(one.walked == 0 for one in content.candidates)
+        if any(one.lam == 0 for one in content.candidates)
         else ""
     )
     walk = (
@@ -356,7 +356,7 @@ def _frontier(content: RunContent) -> Markup | None:
 
 def _advice(content: RunContent) -> Markup:
     parts: list[Markup] = []
-    steps = content.result.get("bought_by_margin") or []
+    steps = content.result.get("gain_by_margin") or []
     if steps:
         parts.append(
             tag(

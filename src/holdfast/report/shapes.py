@@ -59,22 +59,13 @@ _TESTED: dict[str, Shape] = {
 _BIT: dict[str, Shape] = {
     "verdict": one_of(*Verdict),
     "tasks": [_ROW],
-    "sealed": Maybe({"retired": Maybe(flag), "looks": Maybe(count)}),
+    "sealed": Maybe({"retired": Maybe(flag), "looks": Maybe(count), "queries": Maybe(count)}),
 }
 _FULL: dict[str, Shape] = {**_BIT, "level": _SHARE, "tasks": Filled([_TESTED]), "target": Maybe(_TESTED)}
-_CERTIFY: dict[str, Shape] = {
-    "confidence": Maybe(between(0.5, 1.0)),
-    "looks": Maybe(between(1, 1e9)),
-    "target_gain": Maybe(flag),
-    "ledger": Maybe(text),
-    "walk_back": Maybe([number]),
-    "hold_back": Maybe([number]),
-}
 _CONFIG: dict[str, Shape] = {
     "seed": Maybe(number),
     "task": {"target": text, "protected": Maybe([text])},
     "method": Maybe({"name": Maybe(text)}),
-    "certify": Maybe(_CERTIFY),
 }
 _STATE: dict[str, Shape] = {
     "root": Maybe(text),
@@ -96,7 +87,7 @@ _RESULT: dict[str, Shape] = {
     "candidates": Filled([{"name": text, "step": text, "lambda": number, "held": Maybe(number), "dev": _COMPARISON}]),
     "test": Maybe(_COMPARISON),
     "frontier": Maybe([{"candidate": text, "target_gain": number, "dev_safety": number, "worst_task": text}]),
-    "bought_by_margin": Maybe([{"margin": number, "target_gain": number}]),
+    "gain_by_margin": Maybe([{"margin": number, "target_gain": number}]),
     "blocked_by": Maybe(text),
 }
 _LOGGED: dict[str, Shape] = {
@@ -110,8 +101,6 @@ def read_run_config(path: Path) -> Mapping[str, Any]:
     """``round.json``."""
     config = read_json(path)
     check_shape(config, _CONFIG, path)
-    margin = (config.get("certify") or {}).get("margin", 0.02)
-    check_shape(margin, Each(below_one) if isinstance(margin, dict) else below_one, path, "certify.margin")
     return config
 
 

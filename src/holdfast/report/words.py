@@ -86,9 +86,9 @@ def _proof(content: RunContent) -> str:
 
 def _looks(content: RunContent) -> str:
     sealed = (content.told or {}).get("sealed", {})
-    number = int(sealed.get("looks", 1))
+    number = int(sealed.get("queries") or sealed.get("looks", 1))
     state = "the set is retired and shown here in full" if content.retired else "the set is still sealed"
-    return f"at look {number} of the ledger; {state}"
+    return f"query {number} of the ledger; {state}"
 
 
 def _dev_sentence(content: RunContent) -> str:

@@ -15,22 +15,22 @@ from holdfast.certify.certificate import check_confidence
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed import (
     Candidates,
-    Further,
-    SealedPlan,
+    ExtraBaseline,
+    SealedClaim,
     certify_candidates,
     check_possible,
-    read_sealed_plan,
+    read_sealed_claim,
     write_run_certificate,
 )
 from holdfast.config import RoundConfig
-from holdfast.data.tasks import LabelledSet
+from holdfast.data.round import LabelledSet
 from holdfast.errors import UndecidedError, UserError
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.decide import FIRST, OLD, known_to, ledger_of
-from holdfast.rounds.develop import open_sealed, predict_served, resume_config, shared_predictions
-from holdfast.rounds.served import Served, load_served
-from holdfast.rounds.setup import Ready, prepare_round
+from holdfast.rounds.develop import open_sealed, predict_reference, resume_config, shared_predictions
+from holdfast.rounds.prepare import PreparedRound, prepare_round
+from holdfast.rounds.reference import ReferenceModel, load_reference
 from holdfast.runtime import Runtime, started
 
 NEW = "new"
@@ -52,7 +52,7 @@ def certify_run(
     if confidence is not None:
         check_confidence(confidence)
     _something_to_certify(run)
-    plan = read_sealed_plan(run, margin=margin, single=single, confidence=confidence)
+    plan = read_sealed_claim(run, margin=margin, single=single, confidence=confidence)
     config, root = resume_config(path)
     book = Ledger(ledger) if ledger is not None else ledger_of(config.certify, root)
     fingerprint = str(read_json(run.state)["fingerprint"])
@@ -61,7 +61,7 @@ def certify_run(
     with one_writer(path), _prepared(run, config, root, plan) as models:
         run.clear()
         known = known_to(None if config.certify.first is None else root / config.certify.first)
-        further = None if known is None else Further(tuple(known), lambda: models.predict(FIRST))
+        further = None if known is None else ExtraBaseline(tuple(known), lambda: models.predict(FIRST))
         candidates = Candidates({NEW: model_fingerprint(run.model)}, fingerprint)
         outcome = certify_candidates(plan, book, candidates, lambda: models.predict(OLD), models.predict, further)
         write_run_certificate(run, plan, outcome, book)
@@ -88,7 +88,7 @@ class _Models:
     run: RunFolder
     config: RoundConfig
     root: Path
-    ready: Ready
+    ready: PreparedRound
     sealed: LabelledSet
     runtime: Runtime
 
@@ -100,14 +100,14 @@ class _Models:
             return shared_predictions(shipped, self.sealed, tasks.classes, batch, self.runtime)
         if name == FIRST:
             assert self.config.certify.first is not None
-            served = load_served(self.root / self.config.certify.first, tasks)
+            served = load_reference(self.root / self.config.certify.first, tasks)
         else:
-            served = Served(self.ready.old, self.ready.used)
-        return predict_served(served, self.sealed, batch, self.runtime)
+            served = ReferenceModel(self.ready.old, self.ready.as_deployed)
+        return predict_reference(served, self.sealed, batch, self.runtime)
 
 
 @contextmanager
-def _prepared(run: RunFolder, config: RoundConfig, root: Path, plan: SealedPlan) -> Generator[_Models]:
+def _prepared(run: RunFolder, config: RoundConfig, root: Path, plan: SealedClaim) -> Generator[_Models]:
     with started(config.train.device) as runtime:
         ready = prepare_round(config, root, runtime)
         yield _Models(run, config, root, ready, open_sealed(ready.assembled.data, plan), runtime)

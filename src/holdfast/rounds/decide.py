@@ -11,21 +11,22 @@ import pyarrow as pa
 import torch.distributed as dist
 
 from holdfast.artifacts import RunFolder, read_json
+from holdfast.candidates.select import Candidate, choose_on_dev, rank_for_testing
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.sealed import (
     Candidates,
-    Further,
+    ClaimedSettings,
+    ExtraBaseline,
+    SealedClaim,
     SealedOutcome,
-    SealedPlan,
     certify_candidates,
     check_possible,
-    plan_of,
-    read_sealed_plan,
+    claim_of,
+    read_sealed_claim,
     write_run_certificate,
 )
 from holdfast.config import CertifyConfig, RoundConfig
 from holdfast.errors import HoldfastError, UndecidedError
-from holdfast.rounds.candidates import Candidate, choose_on_dev, test_order
 from holdfast.runtime import Runtime
 
 OLD, FIRST = "old", "first"  # what is asked for by these names instead of a candidate's
@@ -40,7 +41,7 @@ class Decision:
     reason: str
     order: tuple[str, ...] = ()  # of the fixed sequence
     told: dict[str, Any] | None = None  # what the certificate may tell
-    evidence: tuple[SealedPlan, SealedOutcome, Ledger] | None = field(default=None, repr=False)
+    evidence: tuple[SealedClaim, SealedOutcome, Ledger] | None = field(default=None, repr=False)
 
     @property
     def certified(self) -> bool:
@@ -60,29 +61,33 @@ class Decision:
 
 
 def ledger_of(certify: CertifyConfig, root: Path) -> Ledger:
-    """The ledger that a round's looks are in; a relative path is relative to the round's file."""
+    """The ledger that a round's queries are in; a relative path is relative to the round's file."""
     return Ledger(root / certify.ledger if certify.ledger is not None else default_ledger())
 
 
 def check_budget(config: RoundConfig, root: Path, sealed: Sequence[tuple[str, str]], run: str, resumed: bool) -> None:
-    """Ask the ledger before anything is trained whether the sealed examples (id, class) may be looked at."""
-    if sealed and config.certify.look:
-        plan = plan_of(config.certify.model_dump(mode="json"), config.task.model_dump(mode="json"), sealed)
+    """Ask the ledger before anything is trained whether the sealed examples (id, class) may be queried."""
+    if sealed and config.certify.test_sealed:
+        plan = claim_of(ClaimedSettings(config.certify, config.candidates, config.task), sealed)
         ledger_of(config.certify, root).check(plan.fingerprint, plan.budget, run=run, resumed=resumed)
 
 
-def looks(config: CertifyConfig, folder: RunFolder) -> bool:
-    """Whether the round ends with a look at sealed images."""
-    return config.look and read_json(folder.state)["counts"]["sealed"] > 0
+def tests_sealed(config: CertifyConfig, folder: RunFolder) -> bool:
+    """Whether the round ends with a test on sealed images."""
+    return config.test_sealed and read_json(folder.state)["counts"]["sealed"] > 0
 
 
-def to_test(config: CertifyConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
+def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates that are tested, in the order of the sequence; without sealed images the one that ships, if any.
 
     From dev data alone, and fixed before the sealed images are opened.
     """
-    if looks(config, folder):
-        return test_order(candidates, read_sealed_plan(folder).settings.margins, bolder=config.bolder)
+    if tests_sealed(config.certify, folder):
+        return rank_for_testing(
+            candidates,
+            read_sealed_claim(folder).settings.margins,
+            test_more_candidates=config.candidates.test_more_candidates,
+        )
     chosen = choose_on_dev(candidates)
     return [] if chosen is None else [chosen]
 
@@ -100,21 +105,21 @@ def decide(
     """Ship the last of the ``tested`` candidates that passes, else the old model.
 
     ``models`` holds their fingerprints. ``predict`` makes predictions of a candidate (or of ``old``, or ``first``) on
-    the sealed images; it is called after the look is on record, and no further than the sequence goes. ``first`` are
+    the sealed images; it is called after the query is on record, and no further than the sequence goes. ``first`` are
     the classes of a first model that candidates must hold up against as well.
     """
-    if not looks(config, folder):
-        grounds = "no images are sealed" if config.look else "the look at the sealed images was left for later"
+    if not tests_sealed(config, folder):
+        grounds = "no images are sealed" if config.test_sealed else "the test on the sealed images was left for later"
         if not tested:
             return Decision(None, None, f"{grounds}; no candidate gained on the target and lost nothing on dev")
         return Decision(tested[0], None, f"{grounds}; it lost nothing on dev images")
-    plan = read_sealed_plan(folder)
+    plan = read_sealed_claim(folder)
     names = tuple(candidate.name for candidate in tested)
     by_name = {candidate.name: candidate for candidate in tested}
     run = str(read_json(folder.state)["fingerprint"])
     try:
         check_possible(plan)
-        outcome = _look(plan, ledger, Candidates(models, run), predict, by_name, runtime, first)
+        outcome = _query(plan, ledger, Candidates(models, run), predict, by_name, runtime, first)
     except UndecidedError as error:
         return Decision(None, "undecided", error.text(), names)
     if outcome.shipped is None:
@@ -129,8 +134,8 @@ def decide(
     )
 
 
-def _look(
-    plan: SealedPlan,
+def _query(
+    plan: SealedClaim,
     ledger: Ledger,
     candidates: Candidates,
     predict: Callable[[Candidate | str], pa.Table],
@@ -144,7 +149,7 @@ def _look(
         _tell(name, runtime)
         return predict(by_name.get(name, name))
 
-    further = None if first is None else Further(tuple(first), lambda: asked(FIRST))
+    further = None if first is None else ExtraBaseline(tuple(first), lambda: asked(FIRST))
     if runtime.world == 1:
         return certify_candidates(plan, ledger, candidates, lambda: asked(OLD), asked, further)
     result: list[Any] = [None]

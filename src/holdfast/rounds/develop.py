@@ -29,10 +29,13 @@ from holdfast.artifacts import (
     write_json,
     write_predictions,
 )
-from holdfast.certify.sealed import SealedPlan, check_readable, read_sealed_plan
+from holdfast.candidates.logit_bias import with_target_bias
+from holdfast.candidates.refit import TargetRefit, refit_target
+from holdfast.candidates.select import Candidate, blocking_task, confused_with, frontier, gain_by_margin
+from holdfast.certify.sealed import SealedClaim, check_readable, read_sealed_claim
 from holdfast.config import RoundConfig, parse
 from holdfast.data.assemble import Survey
-from holdfast.data.tasks import LabelledSet, RoundData
+from holdfast.data.round import LabelledSet, RoundData
 from holdfast.errors import Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison, choose_checkpoint, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict, predict_each
@@ -40,10 +43,7 @@ from holdfast.locks import one_writer
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import is_model_folder, load_model, save_model
-from holdfast.model.hold_back import held_back_by
 from holdfast.model.interpolate import interpolate
-from holdfast.model.target_fit import TargetFit, fit_target
-from holdfast.rounds.candidates import Candidate, blocking_task, bought_by_margin, confused_with, frontier
 from holdfast.rounds.decide import (
     FIRST,
     Decision,
@@ -51,15 +51,15 @@ from holdfast.rounds.decide import (
     decide,
     known_to,
     ledger_of,
-    looks,
+    tests_sealed,
     to_test,
     write_certificate_of,
 )
+from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
+from holdfast.rounds.reference import ReferenceModel, load_reference, relabelled
 from holdfast.rounds.result import RoundResult, candidate_from_json, candidate_json, comparison_json, read_result
-from holdfast.rounds.served import Served, load_served, relabelled
-from holdfast.rounds.setup import Ready, inherit, prepare_round, view_settings
 from holdfast.runtime import Runtime, started
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 from holdfast.train.progress import choose_progress
 
 
@@ -100,7 +100,7 @@ def _run(
         _write_config(config, folder, root, runtime)
     round_ = _Round(config, ready, folder, runtime, root)
     round_.begin()
-    plan = Plan(
+    plan = TrainSpec(
         config.trained,
         view_settings(config.train, config.method),
         config.seed,
@@ -109,7 +109,7 @@ def _run(
         resume=resume_command(folder),
     )
     with choose_progress("developing", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
-        train(ready.method, ready.assembled.data, plan, runtime, folder, round_.look, progress)
+        train(ready.method, ready.assembled.data, plan, runtime, folder, round_.evaluate_checkpoint, progress)
     return round_.finish()
 
 
@@ -170,7 +170,9 @@ def _write_config(config: RoundConfig, folder: RunFolder, root: Path, runtime: R
 class _Round:
     """What happens around the training loop of one round."""
 
-    def __init__(self, config: RoundConfig, ready: Ready, folder: RunFolder, runtime: Runtime, root: Path) -> None:
+    def __init__(
+        self, config: RoundConfig, ready: PreparedRound, folder: RunFolder, runtime: Runtime, root: Path
+    ) -> None:
         self.config, self.ready, self.folder, self.runtime, self.root = config, ready, folder, runtime, root
         self.data: RoundData = ready.assembled.data
 
@@ -212,7 +214,7 @@ class _Round:
 
     # -- during -----------------------------------------------------------------------------------------------------
 
-    def look(self, done: int, method: Method) -> dict[str, Any]:
+    def evaluate_checkpoint(self, done: int, method: Method) -> dict[str, Any]:
         """An evaluation: per-task accuracy on dev and constraint images; the model becomes a candidate."""
         name = candidate_name(done)
         dev = self._predict(method.model, self.data.dev)
@@ -269,7 +271,7 @@ class _Round:
         Whatever is decided from is on disk before the sealed images are opened, and ``result.json`` is the last file:
         a run that is killed anywhere in here comes to the same end when it goes on.
         """
-        evaluated = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in self._looks()]
+        evaluated = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in self._evaluated()]
         candidates, tested, models = self._settle()
         decision = self._decide(tested, models)
         shipped = self._tested_model(decision.shipped) if decision.shipped else None
@@ -279,7 +281,7 @@ class _Round:
             self.folder, decision, candidates, test, blocking_task(points) or self._confused(evaluated)
         )
         if self.runtime.is_main:
-            self._save(shipped or self.ready.used or self.ready.old, self.folder.model)
+            self._save(shipped or self.ready.as_deployed or self.ready.old, self.folder.model)
             if decision.certified:
                 write_certificate_of(self.folder, decision)
             write_json(
@@ -292,7 +294,7 @@ class _Round:
                     "dev": comparison_json(result.dev),
                     "test": comparison_json(test) if test else None,
                     "frontier": frontier(points),
-                    "bought_by_margin": bought_by_margin(points),
+                    "gain_by_margin": gain_by_margin(points),
                     "blocked_by": result.blocked_by,
                 },
             )
@@ -302,7 +304,7 @@ class _Round:
         """All candidates, those that are tested, and the fingerprints of their models; made once and kept on disk."""
         if not self.folder.settled.exists() or not self._all_kept(read_json(self.folder.settled)):
             candidates = self._walk(self._ranked()[0][0])
-            tested = to_test(self.config.certify, self.folder, candidates)
+            tested = to_test(self.config, self.folder, candidates)
             made = {candidate.name: self._model_at(candidate) for candidate in tested}
             if self.runtime.is_main:
                 models = {name: self._save(model, self.folder.tested / name) for name, model in made.items()}
@@ -332,7 +334,7 @@ class _Round:
         found = confused_with(self.data.tasks.target, table["label"].to_pylist(), table["prediction"].to_pylist())
         return found if found in self.data.tasks.protected else None
 
-    def _looks(self) -> list[str]:
+    def _evaluated(self) -> list[str]:
         """Every evaluation of the run, whether its weights were kept or not."""
         evaluated = [one["step"] for one in read_jsonl(self.folder.metrics) if "evaluation" in one]
         return [candidate_name(step) for step in evaluated]
@@ -344,43 +346,43 @@ class _Round:
         share the image tower, and one pass of it.
         """
         self.end = load_model(self.folder.candidates / step).to(self.runtime.device)
-        self._fits: dict[float, TargetFit] = {}
-        amounts = sorted(set(self.config.certify.hold_back))
+        self._fits: dict[float, TargetRefit] = {}
+        amounts = sorted(set(self.config.candidates.target_bias))
         candidates: list[Candidate] = []
-        for walked in self.config.certify.walk:
-            between = self._model_at_share(walked)
+        for lam in self.config.candidates.lambdas:
+            between = self._model_at_share(lam)
             with torch.no_grad():
-                matrices = [one.class_matrix() for one in held_back_by(between, self.data, amounts)]
+                matrices = [one.class_matrix() for one in with_target_bias(between, self.data, amounts)]
             tables = shared_predictions_of_each(
                 between, matrices, self.data.dev, self.config.evaluate.batch, self.runtime
             )
             for amount, table in zip(amounts, tables, strict=True):
-                candidate = Candidate(step, walked, self._compare(self.old_dev, table), amount)
+                candidate = Candidate(step, lam, self._compare(self.old_dev, table), amount)
                 if self.runtime.is_main:
                     write_predictions(self.folder.predictions(candidate.name, "dev"), table)
                 candidates.append(candidate)
         return candidates
 
     def _model_at(self, candidate: Candidate) -> Classifier:
-        return held_back_by(self._model_at_share(candidate.walked), self.data, [candidate.held])[0]
+        return with_target_bias(self._model_at_share(candidate.lam), self.data, [candidate.bias])[0]
 
-    def _model_at_share(self, walked: float) -> Classifier:
-        if walked == 0:
+    def _model_at_share(self, lam: float) -> Classifier:
+        if lam == 0:
             model = self.ready.old
         else:
-            model = self.end if walked == 1 else interpolate(self.ready.old, self.end, walked).to(self.runtime.device)
-        if not self.config.certify.fit_target:
+            model = self.end if lam == 1 else interpolate(self.ready.old, self.end, lam).to(self.runtime.device)
+        if not self.config.candidates.refit_target:
             return model
-        if walked not in self._fits:
-            self._fits[walked] = self._fit(model)
-        return self._fits[walked].applied(model)
+        if lam not in self._fits:
+            self._fits[lam] = self._fit(model)
+        return self._fits[lam].applied(model)
 
-    def _fit(self, model: Classifier) -> TargetFit:
+    def _fit(self, model: Classifier) -> TargetRefit:
         """What the first rank finds, on every rank: the bits of a sum depend on the machine."""
         found: list[Any] = [None]
         if self.runtime.is_main:
             views = view_settings(self.config.train, self.config.method)
-            found[0] = fit_target(
+            found[0] = refit_target(
                 model,
                 self.data,
                 in_tower=self.config.model.freeze not in ("image", "towers"),
@@ -393,14 +395,14 @@ class _Round:
 
     def _decide(self, tested: list[Candidate], models: dict[str, str]) -> Decision:
         certify = self.config.certify
-        if looks(certify, self.folder):
+        if tests_sealed(certify, self.folder):
             self._open_sealed()
 
         def sealed_predictions(which: Candidate | str) -> pa.Table:
             if isinstance(which, Candidate):
                 return self._predict(self._tested_model(which), self._sealed)
             if which == FIRST:
-                return predict_served(self._first(), self._sealed, self.config.evaluate.batch, self.runtime)
+                return predict_reference(self._first(), self._sealed, self.config.evaluate.batch, self.runtime)
             return self._predict_old(self._sealed)
 
         ledger = ledger_of(certify, self.root)
@@ -409,14 +411,14 @@ class _Round:
 
     def _open_sealed(self) -> None:
         """Read and decode every sealed picture before the look is on record: one that is broken costs no look."""
-        self._sealed = open_sealed(self.data, read_sealed_plan(self.folder))
+        self._sealed = open_sealed(self.data, read_sealed_claim(self.folder))
 
-    def _first(self) -> Served:
+    def _first(self) -> ReferenceModel:
         assert self.config.certify.first is not None
-        found = load_served(self.root / self.config.certify.first, self.data.tasks)
-        found.bound.to(self.runtime.device)
-        if found.used is not None:
-            found.used.to(self.runtime.device)
+        found = load_reference(self.root / self.config.certify.first, self.data.tasks)
+        found.on_round_classes.to(self.runtime.device)
+        if found.as_deployed is not None:
+            found.as_deployed.to(self.runtime.device)
         return found
 
     def _score_test(self, shipped: Classifier | None) -> Comparison | None:
@@ -433,15 +435,15 @@ class _Round:
 
     def _predict_old(self, examples: LabelledSet) -> pa.Table:
         """The old model as it was used."""
-        served = Served(self.ready.old, self.ready.used)
-        return predict_served(served, examples, self.config.evaluate.batch, self.runtime)
+        served = ReferenceModel(self.ready.old, self.ready.as_deployed)
+        return predict_reference(served, examples, self.config.evaluate.batch, self.runtime)
 
     def _predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
         """Predictions of all examples; each rank makes its share."""
         return shared_predictions(model, examples, self.data.tasks.classes, self.config.evaluate.batch, self.runtime)
 
 
-def open_sealed(data: RoundData, plan: SealedPlan) -> LabelledSet:
+def open_sealed(data: RoundData, plan: SealedClaim) -> LabelledSet:
     """The sealed images, read and decoded; one that cannot be is an error that costs no look."""
     examples = data.open_sealed()
     check_readable(plan, examples.ids)
@@ -450,14 +452,16 @@ def open_sealed(data: RoundData, plan: SealedPlan) -> LabelledSet:
     return examples
 
 
-def predict_served(served: Served, examples: LabelledSet, batch: int, runtime: Runtime) -> pa.Table:
+def predict_reference(served: ReferenceModel, examples: LabelledSet, batch: int, runtime: Runtime) -> pa.Table:
     """What a frozen model says, over the classes that it was used with; the loss is over the round's."""
-    classes = served.bound.classes
-    table = shared_predictions(served.bound, examples, classes, batch, runtime)
-    if served.used is None:
+    classes = served.on_round_classes.classes
+    table = shared_predictions(served.on_round_classes, examples, classes, batch, runtime)
+    if served.as_deployed is None:
         return table
-    fewer = relabelled(examples, classes, served.used.classes)
-    return served.with_used(table, shared_predictions(served.used, fewer, served.used.classes, batch, runtime))
+    fewer = relabelled(examples, classes, served.as_deployed.classes)
+    return served.with_deployed(
+        table, shared_predictions(served.as_deployed, fewer, served.as_deployed.classes, batch, runtime)
+    )
 
 
 def candidate_name(step: int) -> str:

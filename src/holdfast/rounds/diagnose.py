@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.config import HoldfastConfig, RoundConfig
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.round import LabelledSet, PairSet, RoundData
+from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 from holdfast.evaluate.diagnostics import Diagnosis, LossParts, class_loss, diagnose, parameter_groups
 from holdfast.methods.base import clean_logits, cross_entropy
@@ -22,7 +22,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.objective.contrastive import GlobalContrastive
 from holdfast.rounds.develop import candidate_name, resume_config
-from holdfast.rounds.setup import Ready, prepare_round
+from holdfast.rounds.prepare import PreparedRound, prepare_round
 from holdfast.runtime import generator, started
 
 At = Literal["start", "end"]
@@ -70,7 +70,7 @@ def _contrast(config: RoundConfig) -> float:
     return float(found) if found is not None else HoldfastConfig().temperature
 
 
-def _result(run: Path, ready: Ready) -> Classifier:
+def _result(run: Path, ready: PreparedRound) -> Classifier:
     """The run's model, with what the method trained marked as trainable."""
     loaded = load_model(_model_folder(RunFolder(run)))
     trained = ready.method.model
@@ -144,7 +144,7 @@ def _features(model: Classifier, pairs: PairSet, positions: np.ndarray, head: in
     """Image and text features of pairs beside each other: [n, 2, D]."""
     weight = model.towers.projection
     view = model.preprocess
-    pictures = look(pairs.images(positions).to(weight.device), view.mean, view.std, None, weight.dtype)
+    pictures = normalize_views(pairs.images(positions).to(weight.device), view.mean, view.std, None, weight.dtype)
     tokens = model.towers.tokenize([pairs.texts[p] for p in positions]).to(weight.device)
     return torch.stack([model.image_features(pictures), model.text_features(tokens, head)], dim=1)
 
@@ -164,7 +164,9 @@ def _target_cross_entropy(model: Classifier, data: RoundData, chosen: np.ndarray
     def parts() -> Iterator[Tensor]:
         for start in range(0, len(chosen), batch):
             here = chosen[start : start + batch]
-            pictures = look(data.target.images(here).to(weight.device), view.mean, view.std, None, weight.dtype)
+            pictures = normalize_views(
+                data.target.images(here).to(weight.device), view.mean, view.std, None, weight.dtype
+            )
             labels = torch.full((len(here),), data.tasks.target_index, device=weight.device)
             yield functional.cross_entropy(model.logits(pictures), labels, reduction="sum") / len(chosen)
 

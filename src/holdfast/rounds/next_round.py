@@ -13,9 +13,9 @@ from holdfast.config import RoundConfig, SourceConfig
 from holdfast.errors import UserError
 from holdfast.model.folder import is_model_folder, model_folder, save_model
 from holdfast.rounds.develop import develop, run_round
-from holdfast.rounds.lineage import FIRST, Project
+from holdfast.rounds.prepare import bind, inherit, load_start, read_data
+from holdfast.rounds.project import FIRST, Project
 from holdfast.rounds.result import RoundResult
-from holdfast.rounds.setup import bind, inherit, load_start, read_data
 from holdfast.runtime import started
 
 

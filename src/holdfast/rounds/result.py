@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.artifacts import RunFolder, read_json
+from holdfast.candidates.select import Candidate
 from holdfast.evaluate.metrics import Comparison, TaskChange
-from holdfast.rounds.candidates import Candidate
 from holdfast.rounds.decide import Decision
 
 
@@ -59,8 +59,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "step": candidate.step,
-        "lambda": candidate.walked,
-        "held": candidate.held,
+        "lambda": candidate.lam,
+        "held": candidate.bias,
         "dev": comparison_json(candidate.dev),
     }
 

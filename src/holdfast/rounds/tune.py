@@ -17,10 +17,10 @@ from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, rea
 from holdfast.config import TuneConfig
 from holdfast.config.methods import CrossEntropyConfig, WcclConfig
 from holdfast.data.assemble import labelled
-from holdfast.data.loaders import ViewSettings
+from holdfast.data.loader import ViewSettings
 from holdfast.data.prompts import class_prompts
+from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec
 from holdfast.data.sources import catalogue
-from holdfast.data.tasks import LabelledSet, PairSet, Role, RoundData, TaskSpec
 from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.methods import build_method
@@ -28,9 +28,9 @@ from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.rounds.develop import shared_predictions, writing
-from holdfast.rounds.setup import DEFAULT_CLASS_TEMPERATURE, load_start
+from holdfast.rounds.prepare import DEFAULT_CLASS_TEMPERATURE, load_start
 from holdfast.runtime import Runtime, generator, started
-from holdfast.train.loop import Plan, train
+from holdfast.train.loop import TrainSpec, train
 from holdfast.train.progress import choose_progress
 
 
@@ -82,7 +82,7 @@ def _tune(
     ids = fingerprint_ids(data.constraint.ids + data.target.ids)
     fingerprint = fingerprint_json({"config": values, "data": ids})
     views = ViewSettings(config.train.augment, _views(config), config.train.crop_scale, config.train.flip)
-    plan = Plan(_train_config(config), views, config.seed, fingerprint, config.evaluate.every, resume=command)
+    plan = TrainSpec(_train_config(config), views, config.seed, fingerprint, config.evaluate.every, resume=command)
 
     def evaluate(done: int, method: Method) -> dict[str, Any]:
         return {"dev_accuracy": per_task_accuracy(_predict(method.model, data.dev, config, runtime))}
@@ -163,7 +163,7 @@ def _labelled_round(config: TuneConfig, size: int, interpolation: str, root: Pat
             drop_leaks=config.data.leaks == "drop",
         )
 
-    training = _at_most(read(Role.BASE if roles.base else Role.CONSTRAINT), classes, config)
+    training = _at_most(read(Role.BASE if roles.base else Role.TRAIN), classes, config)
     templates = (config.template,) if isinstance(config.template, str) else config.template
     prompts = class_prompts(classes, templates, config.names)
     last = len(classes) - 1

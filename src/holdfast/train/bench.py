@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.config import TrainConfig
-from holdfast.data.loaders import RoundSampler, ViewSettings
-from holdfast.data.tasks import Draw, RoundData
+from holdfast.data.loader import RoundSampler, ViewSettings
+from holdfast.data.round import Draw, RoundData
 from holdfast.methods.base import Method
 from holdfast.runtime import Runtime
-from holdfast.train.arithmetic import working_dtype
-from holdfast.train.frozen import rest
-from holdfast.train.loop import Plan, batch_sizes, train
+from holdfast.train.compute_mode import working_dtype
+from holdfast.train.feature_cache import can_cache
+from holdfast.train.loop import TrainSpec, batch_sizes, train
 
 PARTS = ("loader", "forward", "backward", "optimizer", "step", "logging")
 
@@ -97,7 +97,7 @@ class _Clock:
 
 
 def measure(
-    method: Method, data: RoundData, plan: Plan, runtime: Runtime, *, steps: int = 50, warm_up: int = 20
+    method: Method, data: RoundData, plan: TrainSpec, runtime: Runtime, *, steps: int = 50, warm_up: int = 20
 ) -> Figures:
     """Run ``warm_up`` and then ``steps`` steps of the loop and time the latter. Every rank returns the same figures.
 
@@ -129,7 +129,7 @@ def _from_the_first(figures: Figures | None) -> Figures:
 
 
 def _figures(
-    method: Method, data: RoundData, plan: Plan, runtime: Runtime, watch: _Watch, clock: _Clock, steps: int
+    method: Method, data: RoundData, plan: TrainSpec, runtime: Runtime, watch: _Watch, clock: _Clock, steps: int
 ) -> Figures:
     config = plan.config
     stretches = [
@@ -168,7 +168,7 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
 
     A backward pass counts twice its forward pass, and once: further ones (GEM's tasks, gradient shares) are not
     counted. What the fast path leaves out is, so that shares can be compared between ways of computing one step.
-    Towers that rest (:mod:`holdfast.train.frozen`) and sets that a method does not look at count nothing.
+    Towers that rest (:mod:`holdfast.train.feature_cache`) and sets that a method does not look at count nothing.
     """
     model = method.model
     towers = model.towers
@@ -184,9 +184,9 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         towers.text_backbone(tokens)
     a_text = counter.get_total_flops()
-    images_rest, texts_rest = rest(method, data, views)
-    image_passes = 3 if any(one.requires_grad for one in towers.image_parameters()) else 1 - images_rest
-    text_passes = 3 if any(one.requires_grad for one in towers.text_parameters()) else 1 - texts_rest
+    cache_images, cache_texts = can_cache(method, data, views)
+    image_passes = 3 if any(one.requires_grad for one in towers.image_parameters()) else 1 - cache_images
+    text_passes = 3 if any(one.requires_grad for one in towers.text_parameters()) else 1 - cache_texts
     if method.linear:  # its head stands in for the text tower
         text_passes = 0
     captions = len(texts) if method.uses_negatives else 0

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from holdfast.artifacts import RunFolder
 from holdfast.config import TrainConfig
-from holdfast.data.loaders import BatchMaker, BatchSizes, RoundSampler, ViewSettings, batches
-from holdfast.data.tasks import Batch, RoundData
+from holdfast.data.loader import BatchMaker, BatchSizes, RoundSampler, ViewSettings, batches
+from holdfast.data.round import Batch, RoundData
 from holdfast.errors import Interrupted, TrainingError
 from holdfast.methods.base import Method, StepOutput
 from holdfast.runtime import Runtime, any_rank, derive_seed, rank_was_lost, sum_over_ranks
 from holdfast.train import checkpoint as checkpoints
-from holdfast.train.arithmetic import arithmetic, fast_towers, working_dtype
-from holdfast.train.frozen import frozen_features
-from holdfast.train.graphs import Steps
+from holdfast.train.compute_mode import compute_mode, fast_towers, speed_of, working_dtype
+from holdfast.train.cuda_graphs import Steps
+from holdfast.train.feature_cache import build_feature_cache
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, place_learning_rates, set_learning_rate
-from holdfast.train.shard import place
+from holdfast.train.parallel import place
 
 
 class Progress(Protocol):
@@ -55,7 +55,7 @@ class _NoStopwatch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainSpec:
     """Everything a run is told besides its method and data."""
 
     config: TrainConfig
@@ -68,7 +68,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Done:
+class StepResult:
     """What a step leaves behind, for the log."""
 
     output: StepOutput  # without its graph
@@ -82,7 +82,7 @@ Evaluate = Callable[[int, Method], dict[str, Any]]
 def train(
     method: Method,
     data: RoundData,
-    plan: Plan,
+    plan: TrainSpec,
     runtime: Runtime,
     folder: RunFolder | None = None,
     evaluate: Evaluate | None = None,
@@ -111,7 +111,7 @@ class _Run:
         self,
         method: Method,
         data: RoundData,
-        plan: Plan,
+        plan: TrainSpec,
         runtime: Runtime,
         folder: RunFolder | None,
         evaluate: Evaluate | None,
@@ -128,8 +128,8 @@ class _Run:
         view = method.model.preprocess
         dtype = torch.float64 if config.precision == "float64" else torch.float32
         fast = fast_towers(config, runtime.device)
-        with arithmetic(config, runtime.device, compiled=False):
-            frozen = frozen_features(method, data, plan.views)
+        with compute_mode(config, runtime.device, compiled=False):
+            frozen = build_feature_cache(method, data, plan.views)
         self.maker = BatchMaker(
             data,
             method.model.towers,
@@ -162,11 +162,11 @@ class _Run:
     def _records(self) -> bool:
         """Whether steps are recorded and played back: where nothing of a step is decided on the host."""
         alone = self.runtime.world == 1 and not self.weights.sharded
-        wanted, here = self.config.graphs, self.runtime.device.type == "cuda" and alone
-        if wanted == "auto":
-            fast = fast_towers(self.config, self.runtime.device) and self.method.model.towers.has_fast_path
-            wanted = self.method.recordable and fast and self.config.compile
-        return bool(wanted) and here and not self.method.needs_task_gradients and len(self.method.phases()) == 1
+        if not alone or speed_of(self.config, self.runtime.device) != "graphs":
+            return False
+        known_safe = self.method.graph_safe and self.method.model.towers.has_fast_path
+        wanted = known_safe or self.config.speed == "graphs"
+        return wanted and not self.method.needs_task_gradients and len(self.method.phases()) == 1
 
     def _go(self, interruption: _Interruption) -> None:
         start, metrics_bytes = self._resume()
@@ -205,7 +205,7 @@ class _Run:
         finally:
             self.metrics.close()
 
-    def _step(self, step: int, batch: Batch) -> Done:
+    def _step(self, step: int, batch: Batch) -> StepResult:
         # The step's random numbers, too, are a function of (seed, step): nothing to save, nothing to restore.
         torch.manual_seed(derive_seed(self.plan.seed, "step", step, self.runtime.rank))
         set_learning_rate(self.optimizer, learning_rate_factor(self.config, step))
@@ -215,11 +215,11 @@ class _Run:
             self.lap("step")
         return done
 
-    def _compute(self, batch: Batch, measures: bool) -> Done:
+    def _compute(self, batch: Batch, measures: bool) -> StepResult:
         """A step: what is read besides the batch stands on the device, and nothing here waits for it."""
         lap = _NoStopwatch().lap if self._recording() else self.lap
         self.optimizer.zero_grad(set_to_none=True)  # a recording that failed may have left something there
-        with arithmetic(self.config, self.runtime.device):
+        with compute_mode(self.config, self.runtime.device):
             output: StepOutput = self.module(batch)
         lap("forward")
         measured = self._all_but_one(output) if measures and len(output.parts) > 1 else {}
@@ -241,7 +241,7 @@ class _Run:
         lap("optimizer")
         # What is left of the graph would hold on to the step's nodes while the next one runs.
         parts = {name: part.detach() for name, part in output.parts.items()}
-        return Done(replace(output, parts=parts, task_losses=None), norm, shares)
+        return StepResult(replace(output, parts=parts, task_losses=None), norm, shares)
 
     def _recording(self) -> bool:
         return self.runtime.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -311,7 +311,7 @@ class _Run:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def _log(self, done: int, what: Done, rate: float) -> None:
+    def _log(self, done: int, what: StepResult, rate: float) -> None:
         if not self.runtime.is_main:
             return  # no rank waits for what it does not write
         output = what.output

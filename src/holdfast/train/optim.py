@@ -58,7 +58,7 @@ def build_optimizer(
     for group in described:
         group["base_lr"] = group["lr"]
     if config.optimizer == "plain":
-        optimizer = PlainStep(described, lr=config.learning_rate, theta=config.momentum)
+        optimizer = PlainStep(described, lr=config.learning_rate, theta=config.ema_weight)
     else:
         optimizer = AdamW(described, lr=config.learning_rate, fused=device.type == "cuda")
     place_learning_rates(optimizer, device)

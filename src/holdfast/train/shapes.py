@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.config import HoldfastConfig, TrainConfig
-from holdfast.data.loaders import ViewSettings
+from holdfast.config import HoldfastConfig, ResearchConfig, TrainConfig
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.data.sources.store import PackedPixels
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.methods.base import Method
 from holdfast.methods.holdfast import Holdfast
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
+from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
-from holdfast.train.arithmetic import arithmetic
-from holdfast.train.loop import Plan
+from holdfast.train.compute_mode import compute_mode
+from holdfast.train.loop import TrainSpec
 
 _WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
 
@@ -101,9 +101,9 @@ def train_config(shape: Shape, **changes: object) -> TrainConfig:
 
 def made_up_run(
     shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool
-) -> tuple[Method, Plan]:
+) -> tuple[Method, TrainSpec]:
     """The method over random weights, ready to be measured."""
-    method_config = HoldfastConfig(form="published", views="paired" if paired else "clean")
+    method_config = HoldfastConfig(form="published", research=ResearchConfig(views="paired" if paired else "clean"))
     towers = load_towers(shape.architecture, None, seed=0)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
@@ -113,8 +113,8 @@ def made_up_run(
     if config.checkpoint_activations:
         new.towers.checkpoint_activations()
     method = Holdfast(new, method_config, config.steps)
-    with arithmetic(config, runtime.device, compiled=False):
+    with compute_mode(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
-    views = ViewSettings(config.augment, method_config.views, config.crop_scale, config.flip)
-    return method, Plan(config, views, 0, "made up", evaluate_every=config.steps)
+    views = ViewSettings(config.augment, method_config.research.views, config.crop_scale, config.flip)
+    return method, TrainSpec(config, views, 0, "made up", evaluate_every=config.steps)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from holdfast.data.catalogue import Entry, Listing
 from holdfast.data.dedup.signatures import thumbnail
-from holdfast.data.tasks import Pixels
+from holdfast.data.round import Pixels
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

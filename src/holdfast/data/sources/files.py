@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.artifacts import read_regular
 from holdfast.data.catalogue import BytesReader, Problem, readable_name
 from holdfast.data.images import SUFFIXES, read_picture
-from holdfast.data.tasks import Role
+from holdfast.data.round import Role
 from holdfast.errors import UserError, nearest
 
 SPLITS: dict[str, Role | None] = {
@@ -26,7 +26,7 @@ SPLITS: dict[str, Role | None] = {
     "test": Role.TEST,
     "testing": Role.TEST,
     "base": Role.BASE,
-    "constraint": Role.CONSTRAINT,
+    "constraint": Role.TRAIN,
     "sealed": Role.SEALED,
 }
 

@@ -26,7 +26,7 @@ from holdfast.artifacts import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
 from holdfast.data.dedup.signatures import SIDE
-from holdfast.data.tasks import Pixels
+from holdfast.data.round import Pixels
 from holdfast.errors import FaultError, UserError
 
 FORMAT = "holdfast packed store"

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.rows import TextRows
 from holdfast.errors import UserError
 
 
@@ -24,7 +23,7 @@ class Role(StrEnum):
     """What an example may be used for. Fixed by content hash, disjoint, written down in the run folder."""
 
     BASE = "base"  # the old model was made with it
-    CONSTRAINT = "constraint"  # training: constraint sets of protected classes, target pairs of the target class
+    TRAIN = "train"  # training: constraint sets of protected classes, target pairs of the target class
     DEV = "dev"  # all looking and choosing
     SEALED = "sealed"  # opened by a certificate, and by nothing else
     TEST = "test"  # scored once, after the choice
@@ -148,10 +147,24 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class TextRows:
+    """Where the tokens of n texts [n, L] stand in rows [R, W]."""
+
+    source: Tensor  # [R, W] place in the flattened tokens; 0 where a row is empty
+    text: Tensor  # [R, W] which text a place belongs to; -1: none
+    position: Tensor  # [R, W] position within that text
+    end: Tensor  # [n] place of each text's end in the flattened rows
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TextRows:
+        """The same plan with a function applied to each tensor (moving it to a device)."""
+        return TextRows(*(function(getattr(self, field.name)) for field in fields(self)))
+
+
+@dataclass(frozen=True)
 class Kept:
     """Features of a frozen tower, computed once: of a whole set, or of a batch's rows.
 
-    ``tower`` names the tower that made them (:mod:`holdfast.train.frozen`). A model that carries the name has that
+    ``tower`` names the tower that made them (:mod:`holdfast.train.feature_cache`). A model that carries the name has that
     tower, and hands out these features in place of computing them again.
     """
 

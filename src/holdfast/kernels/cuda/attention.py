@@ -1,4 +1,4 @@
-"""Attention on Hopper, for pictures: what :mod:`holdfast.model.kernels` has for rows of any kind, in less time.
+"""Attention on Hopper, for pictures: what :mod:`holdfast.kernels.triton_ops` has for rows of any kind, in less time.
 
 ``attention.cu`` says how. Texts, which see only what stands before them, and other cards keep the other kernels.
 """
@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from holdfast.model.cuda import Kernel, makes, source, tensor_map
-from holdfast.model.kernels import column_sums
+from holdfast.kernels.cuda.compile import Kernel, makes, source, tensor_map
+from holdfast.kernels.triton_ops import column_sums
 
 _HEAD = 64
 _MOST = 115_712  # bytes of shared memory of which a processor has two
@@ -28,7 +28,7 @@ def takes(device: torch.device, length: int, size: int) -> bool:
 def attend(packed: Tensor, out: Tensor, images: int, length: int, heads: int) -> Tensor:
     """softmax(q kᵀ / sqrt(D)) v for every picture and head, from packed q, k, v [T, 3·heads·D] into ``out`` [T, W].
 
-    Returns the levels that the backward pass needs, as :func:`holdfast.model.kernels.attend` does.
+    Returns the levels that the backward pass needs, as :func:`holdfast.kernels.triton_ops.attend` does.
     """
     width, span = heads * _HEAD, -(-length // 64) * 64
     rows, everything = _rows(length), sum(_columns(length))

@@ -17,7 +17,7 @@ The length of E1 changes too, by which all logits of a picture are divided alike
 p minimises a cross-entropy over the round's own pictures with a ridge: in the first form a convex problem in as many
 unknowns as h has entries, solved in seconds, with protected pictures told from the target with room to spare. In a head
 that room is not to be had, for want of length, and how readily the target is named is left to
-:mod:`holdfast.model.hold_back`.
+:mod:`holdfast.candidates.logit_bias`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData, View
-from holdfast.data.views import look, random_views
+from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
+from holdfast.data.round import LabelledSet, PairSet, RoundData, View
+from holdfast.data.transforms import normalize_views, random_views
 from holdfast.model.classifier import Classifier, full_precision
-from holdfast.model.hold_back import moved_class, prompt_features, steady_direction
 from holdfast.runtime import derive_seed
 
 _IN_TOWER = (0.1, 3.0)  # share of the loss that is the target's, the others' being shared out evenly; and the room:
@@ -45,17 +45,17 @@ _FREE = 0.05  # share of E2_c's length that the other classes must leave to the 
 
 
 @dataclass(frozen=True)
-class TargetFit:
+class TargetRefit:
     """A change of one class's logit, small enough to be kept beside a model."""
 
     name: str
     weights: Tensor  # p
     direction: Tensor | None  # d; None where the head of the class moves
 
-    def to(self, device: torch.device | str) -> TargetFit:
+    def to(self, device: torch.device | str) -> TargetRefit:
         """The same on another device."""
         direction = None if self.direction is None else self.direction.to(device)
-        return TargetFit(self.name, self.weights.to(device), direction)
+        return TargetRefit(self.name, self.weights.to(device), direction)
 
     @torch.no_grad()
     def applied(self, model: Classifier) -> Classifier:
@@ -69,21 +69,21 @@ class TargetFit:
         return changed
 
 
-def fit_target(
+def refit_target(
     model: Classifier,
     data: RoundData,
     *,
     in_tower: bool = True,
     crop_scale: tuple[float, float] = (0.7, 1.0),
     flip: bool = False,
-) -> TargetFit:
+) -> TargetRefit:
     """Fit the target's logit on constraint and target pictures; ``in_tower`` allows the image tower's last layer.
 
     Pictures are seen in their evaluation view, and in random ones as in training where they are few.
     """
     name = data.tasks.target
     direction = target_direction(model, name) if in_tower else None
-    return fit_seen(model, name, direction, *_seen(model, data, direction is not None, crop_scale, flip))
+    return refit_from_features(model, name, direction, *_seen(model, data, direction is not None, crop_scale, flip))
 
 
 @torch.no_grad()
@@ -94,9 +94,9 @@ def target_direction(model: Classifier, name: str) -> Tensor | None:
     return own_direction(model.class_matrix(), model.class_index(name))
 
 
-def fit_seen(
+def refit_from_features(
     model: Classifier, name: str, direction: Tensor | None, hidden: Tensor, features: Tensor, labels: Tensor
-) -> TargetFit:
+) -> TargetRefit:
     """The same from what the tower says of pictures: h, E1 before normalisation, and class indices.
 
     Without a direction the head of the class moves, and E1 stands in for h.
@@ -120,7 +120,7 @@ def fit_seen(
     found = _solve(entries, steady, logits, labels, row, moved, tau, share, margin)
     with torch.no_grad():
         more = _forward(lambda amount: moved(found + amount * tau * steady), logits, labels, row)
-    return TargetFit(name, found + more * tau * steady, direction)
+    return TargetRefit(name, found + more * tau * steady, direction)
 
 
 def _forward(raised: Callable[[float], Tensor], logits: Tensor, labels: Tensor, row: int) -> float:
@@ -245,7 +245,7 @@ def _features(
         part = slice(start, start + batch)
         pixels = examples.images(rows[part]).to(weight.device)
         through = None if view is None else View(view.box[part], view.flip[part])
-        pictures = look(pixels, preprocess.mean, preprocess.std, through, weight.dtype)
+        pictures = normalize_views(pixels, preprocess.mean, preprocess.std, through, weight.dtype)
         if in_tower:
             hidden = full_precision(towers.image_hidden(pictures))
             found.append((hidden, towers.project(hidden)))

@@ -1,6 +1,6 @@
 """What frozen towers say, computed once: rounds that train heads only, or one tower, do not ask again every step.
 
-Features stand in a batch where pictures and texts stand (:class:`holdfast.data.tasks.Images`), under the name of the
+Features stand in a batch where pictures and texts stand (:class:`holdfast.data.round.Images`), under the name of the
 tower that made them. A model whose towers carry that name hands them out when it is asked to encode.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.data.loaders import ViewSettings
-from holdfast.data.tasks import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
+from holdfast.data.transforms import normalize_views
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import TwoTowers
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FeatureCache:
     """Features of whole sets, for the towers that are frozen."""
 
     images: KeptImages | None
@@ -34,25 +34,25 @@ class Frozen:
 
 
 @torch.no_grad()
-def frozen_features(method: Method, data: RoundData, views: ViewSettings) -> Frozen:
+def build_feature_cache(method: Method, data: RoundData, views: ViewSettings) -> FeatureCache:
     """Encode what no step can change, and name the towers that it belongs to: those of the new and the old model."""
-    images_rest, texts_rest = rest(method, data, views)
-    return Frozen(
-        _images_of(method, data) if images_rest else None,
-        _texts_of(method.model, data) if texts_rest and not method.linear else None,
+    cache_images, cache_texts = can_cache(method, data, views)
+    return FeatureCache(
+        _images_of(method, data) if cache_images else None,
+        _texts_of(method.model, data) if cache_texts and not method.linear else None,
     )
 
 
-def rest(method: Method, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:
+def can_cache(method: Method, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:
     """Whether no step need ask the image tower, and the text tower: frozen, the same every time, and not too much."""
     towers = method.model.towers
     size = towers.projection.element_size()
     pictures = len(data.target) + len(data.negatives) + len(data.constraint)
     captions = len(data.target) + len(data.negatives)
     clean = not views.augment_pairs and views.protected == "clean"
-    images_rest = clean and not method.reads_pixels and not _any_trained(towers.image_parameters())
+    cache_images = clean and not method.reads_pixels and not _any_trained(towers.image_parameters())
     return (
-        images_rest and pictures * towers.embed_dim * size < LIMIT and _old_has_the_same_image_tower(method),
+        cache_images and pictures * towers.embed_dim * size < LIMIT and _old_has_the_same_image_tower(method),
         not _any_trained(towers.text_parameters()) and captions * towers.text_width * size < LIMIT,
     )
 
@@ -104,7 +104,9 @@ def _images(model: Classifier, examples: PairSet | LabelledSet) -> Tensor:
     weight, view = model.towers.projection, model.preprocess
     parts = [
         model.image_features(
-            look(examples.images(slice(i, i + _BATCH)).to(weight.device), view.mean, view.std, None, weight.dtype)
+            normalize_views(
+                examples.images(slice(i, i + _BATCH)).to(weight.device), view.mean, view.std, None, weight.dtype
+            )
         )
         for i in range(0, len(examples), _BATCH)
     ]

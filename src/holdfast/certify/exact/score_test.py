@@ -1,7 +1,7 @@
 """The exact unconditional paired score test: p-values, decisions at a level, and lower bounds on a change in accuracy.
 
-The statistic and its region are in :mod:`holdfast.certify.region`, the supremum over the null hypothesis in
-:mod:`holdfast.certify.line`. Everything here takes the counts of one task: gained b, lost c, images n.
+The statistic and its region are in :mod:`holdfast.certify.exact.region`, the supremum over the null hypothesis in
+:mod:`holdfast.certify.exact.null_line`. Everything here takes the counts of one task: gained b, lost c, images n.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from holdfast.certify.line import at_most, supremum
-from holdfast.certify.region import Region, statistic
+from holdfast.certify.exact.null_line import at_most, supremum
+from holdfast.certify.exact.region import Region, statistic
 
 __all__ = [
     "GRID",

@@ -19,7 +19,7 @@ from holdfast.artifacts import (
 from holdfast.certify.certificate import verify_certificate
 from holdfast.certify.ledger import Ledger
 from holdfast.errors import FaultError, UserError
-from holdfast.rounds.lineage import FIRST, Project, list_files
+from holdfast.rounds.project import FIRST, Project, list_files
 
 
 @dataclass(frozen=True)

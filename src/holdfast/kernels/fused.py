@@ -1,6 +1,6 @@
 """A block of a tower as one function with a backward pass of its own: as few passes over memory as it takes.
 
-Exact, like :mod:`holdfast.model.fast`, and in another order of work again. With x the residual stream [T, W]::
+Exact, like :mod:`holdfast.kernels.fast`, and in another order of work again. With x the residual stream [T, W]::
 
     x̂   = (x - mean) / sd
     q,k,v = W₁ (g x̂ + s) + b₁ = (W₁ diag g) x̂ + (b₁ + W₁ s)         the norm's gain and bias move into the product
@@ -12,8 +12,8 @@ Exact, like :mod:`holdfast.model.fast`, and in another order of work again. With
 - Gradients of gains come from those of the weights, which are a thousandth of the activations' size:
   dgain_j = Σ_i dW'_ij W_ij with W' = W diag g. Gradients of biases are sums that other passes make on their way.
 
-On a GPU in bf16 the passes are those of :mod:`holdfast.model.kernels`, and on Hopper the MLP's products and attention
-of pictures are those of :mod:`holdfast.model.products` and :mod:`holdfast.model.attention`; elsewhere plain PyTorch
+On a GPU in bf16 the passes are those of :mod:`holdfast.kernels.triton_ops`, and on Hopper the MLP's products and attention
+of pictures are those of :mod:`holdfast.kernels.cuda.products` and :mod:`holdfast.kernels.cuda.attention`; elsewhere plain PyTorch
 does the same, which is how the tests compare it with autograd in float64.
 """
 
@@ -31,7 +31,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from types import ModuleType
 
-Weights = tuple[Tensor, ...]  # of one block, in the order of holdfast.model.fast
+Weights = tuple[Tensor, ...]  # of one block, in the order of holdfast.kernels.fast
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Shape:
 def _kernels() -> ModuleType | None:
     """The GPU's passes, where there are any."""
     try:
-        from holdfast.model import kernels
+        from holdfast.kernels import triton_ops as kernels
     except ImportError:
         return None
     return kernels
@@ -66,7 +66,7 @@ def _kernels() -> ModuleType | None:
 @lru_cache(maxsize=64)
 def _products(device: torch.device, inner: int, outer: int) -> ModuleType | None:
     """Products with the activation at their end, where there are any for an MLP of this size."""
-    from holdfast.model import products
+    from holdfast.kernels.cuda import products
 
     return products if products.takes(device, outer, inner) else None
 
@@ -74,7 +74,7 @@ def _products(device: torch.device, inner: int, outer: int) -> ModuleType | None
 @lru_cache(maxsize=64)
 def _attention(device: torch.device, length: int, size: int) -> ModuleType | None:
     """Attention without owners, where there is more than Triton's for rows of this length."""
-    from holdfast.model import attention
+    from holdfast.kernels.cuda import attention
 
     return attention if attention.takes(device, length, size) else None
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from holdfast.data.tasks import Batch
+from holdfast.data.round import Batch
 from holdfast.runtime import stream_for
 
 _WARM = 3  # steps of a shape before it is recorded

@@ -47,7 +47,7 @@ def _look(pixels, boxes, mirrored, mean, std, out, SIDE: tl.constexpr, CROPS: tl
         tl.store(out + (image * 3 + channel) * SIDE * SIDE + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-def look(
+def normalize_views(
     pixels: Tensor,  # [n, 3, S, S] uint8
     mean: Tensor,  # [3] float32
     std: Tensor,

@@ -1,4 +1,4 @@
-"""Products with the MLP's activation at their end, on Hopper: :mod:`holdfast.model.kernels` without its passes for it.
+"""Products with the MLP's activation at their end, on Hopper: :mod:`holdfast.kernels.triton_ops` without its passes for it.
 
 ``products.cu`` says how. Where the card is another one, or nothing can be compiled, :func:`takes` says no, and the
 product and the pass over its values are two.
@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from holdfast.model.cuda import Kernel, makes, source, tensor_map
-from holdfast.model.kernels import column_sums
+from holdfast.kernels.cuda.compile import Kernel, makes, source, tensor_map
+from holdfast.kernels.triton_ops import column_sums
 
 _ROWS, _COLUMNS, _DEPTH, _CLUSTER, _THREADS = 128, 256, 64, 2, 512  # as in products.cu
 _MOST_COLUMNS = 4096  # the bias has to fit beside the tiles

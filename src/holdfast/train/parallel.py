@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.config import TrainConfig
-from holdfast.data.tasks import Batch
+from holdfast.data.round import Batch
 from holdfast.errors import UserError
 from holdfast.methods.base import Method, StepOutput
 from holdfast.model.classifier import Classifier

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from holdfast.data.rows import TextRows
+from holdfast.data.round import TextRows
 from holdfast.errors import HoldfastError, UserError, nearest
-from holdfast.model import fast
+from holdfast.model.compute import active_mode, fast_kernels
 from holdfast.model.parts import PartTowers
 from holdfast.model.towers import Preprocess, TwoTowers
 
@@ -88,14 +88,16 @@ class OpenClipTowers(TwoTowers):
         self.preprocess = preprocess
         self.model = _create(config) if model is None else model
         SteadyAttention.replace_in(self.model)
-        fast.OpenBlock.replace_in(self.model)
+        fast = fast_kernels()
+        if fast is not None:
+            fast.OpenBlock.replace_in(self.model)
         self.embed_dim = int(config["embed_dim"])
         self._take_projection()
         for parameter in self._unused():
             parameter.requires_grad_(False)
         self._cuts = _cut_is_exact(self._text, self.model)
-        self._fast_image = fast.fast_image(self.model.visual)
-        self._fast_text = self._cuts and fast.fast_text(self._text)
+        self._fast_image = fast is not None and fast.fast_image(self.model.visual)
+        self._fast_text = fast is not None and self._cuts and fast.fast_text(self._text)
         self.eval()
 
     @property
@@ -145,9 +147,9 @@ class OpenClipTowers(TwoTowers):
 
     @override
     def image_features(self, images: Tensor) -> Tensor:
-        how = fast.active()
-        if how is not None and self._fast_image:
-            return fast.image_features(self.model.visual, images, how)
+        mode, fast = active_mode(), fast_kernels()
+        if mode is not None and fast is not None and self._fast_image:
+            return fast.image_features(self.model.visual, images, mode)
         return self.model.encode_image(images, normalize=False)
 
     @property
@@ -171,9 +173,9 @@ class OpenClipTowers(TwoTowers):
     def text_backbone(self, tokens: Tensor) -> Tensor:
         # On a GPU the cut would make the host wait for the tokens: whoever puts them there shortens them before.
         tokens = tokens if tokens.is_cuda else self.shorten(tokens)
-        how = fast.active()
-        if how is not None and self._fast_text:
-            return fast.text_backbone(self._text, tokens, _ends(tokens, self._text), how)
+        mode, fast = active_mode(), fast_kernels()
+        if mode is not None and fast is not None and self._fast_text:
+            return fast.text_backbone(self._text, tokens, _ends(tokens, self._text), mode)
         if self._cuts:
             return causal_backbone(self._text, tokens)
         if isinstance(self.model, CLIP):
@@ -205,10 +207,10 @@ class OpenClipTowers(TwoTowers):
 
     @override
     def text_backbone_in_rows(self, tokens: Tensor, rows: TextRows | None) -> Tensor:
-        how = fast.active()
-        if how is None or rows is None or not self._fast_text:
+        mode, fast = active_mode(), fast_kernels()
+        if mode is None or fast is None or rows is None or not self._fast_text:
             return self.text_backbone(tokens)
-        return fast.text_backbone(self._text, tokens, rows, how)
+        return fast.text_backbone(self._text, tokens, rows, mode)
 
     @functools.cached_property
     def _tokenizer(self) -> Callable[[list[str]], Tensor]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.certify.claims import Counts
-from holdfast.certify.paired import p_value
+from holdfast.certify.exact.score_test import p_value
 from holdfast.evaluate.metrics import Comparison
 
 _MOVED = 6.0  # by how much log p of a candidate with other weights must be better than with a new target alone
@@ -23,14 +23,14 @@ class Candidate:
     """A model between the old one (λ = 0) and what training found at a step (λ = 1), and what dev images say of it."""
 
     step: str
-    walked: float  # λ
+    lam: float  # λ
     dev: Comparison
-    held: float = 0.0  # by how much the target's logit is lowered
+    bias: float = 0.0  # by how much the target's logit is lowered
 
     @property
     def name(self) -> str:
         """``step-00000400@0.5``, or ``step-00000400@0.5-held1``."""
-        return f"{self.step}@{self.walked:g}" + (f"-held{self.held:g}" if self.held else "")
+        return f"{self.step}@{self.lam:g}" + (f"-bias{self.bias:g}" if self.bias else "")
 
 
 def counts_of(compared: Comparison, tasks: Iterable[str]) -> list[Counts]:
@@ -60,22 +60,24 @@ def evidence_together(candidate: Candidate, margins: Mapping[str, float]) -> flo
 
 
 def _ranked(candidate: Candidate, margins: Mapping[str, float]) -> float:
-    return evidence_together(candidate, margins) + (_MOVED if candidate.walked > 0 else 0.0)
+    return evidence_together(candidate, margins) + (_MOVED if candidate.lam > 0 else 0.0)
 
 
-def test_order(candidates: Sequence[Candidate], margins: Mapping[str, float], *, bolder: bool) -> list[Candidate]:
+def rank_for_testing(
+    candidates: Sequence[Candidate], margins: Mapping[str, float], *, test_more_candidates: bool
+) -> list[Candidate]:
     """The order of the fixed sequence, from dev data alone.
 
     First the candidate with the strongest evidence, all protected tasks together, among those that are
     :func:`worthwhile`: retention comes first, but not for nothing. Where the target alone is new (λ = 0) protected
     classes cannot be taken for one another more than before, so that such a candidate gives way only to much stronger
-    evidence. With ``bolder`` there follow
+    evidence. With ``test_more_candidates`` there follow
     those that gain more and lost nothing on dev images, the next best first, so that the last one that passes is the
     one that gains most. (Of many candidates some look safe on a few hundred images by luck: hence not by default.)
     """
     worthy = worthwhile(candidates)
     first = min(worthy, key=lambda one: (_ranked(one, margins), -one.dev.target_gain, one.name))
-    if not bolder:
+    if not test_more_candidates:
         return [first]
     more = [one for one in candidates if one.dev.target_gain > first.dev.target_gain and one.dev.safe]
     return [first, *sorted(more, key=lambda one: (one.dev.target_gain, one.name))]
@@ -92,7 +94,7 @@ def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
         return None
 
     def safety(one: Candidate) -> tuple[bool, float, float, float]:
-        return one.walked == 0, one.dev.dev_safety, one.dev.dev_safety_loss, one.dev.target_gain
+        return one.lam == 0, one.dev.dev_safety, one.dev.dev_safety_loss, one.dev.target_gain
 
     return max(worthwhile(fair), key=safety)
 
@@ -103,7 +105,7 @@ def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
     Where a new target alone (λ = 0) gains less than half of the largest gain, that is the measure.
     """
     most = max(one.dev.target_gain for one in candidates)
-    alone = max((one.dev.target_gain for one in candidates if one.walked == 0), default=0.0)
+    alone = max((one.dev.target_gain for one in candidates if one.lam == 0), default=0.0)
     most = alone if alone >= most / 2 else most
     return [one for one in candidates if most <= 0 or one.dev.target_gain >= _WORTH * most]
 
@@ -127,7 +129,7 @@ def frontier(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
     return result
 
 
-def bought_by_margin(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
+def gain_by_margin(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
     """What a margin would buy: the largest target gain seen on dev with no protected task below -margin."""
     seen = list(points)
     result: list[dict[str, Any]] = []

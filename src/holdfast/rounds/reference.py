@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from holdfast.data.tasks import LabelledSet, TaskSpec
+from holdfast.data.round import LabelledSet, TaskSpec
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, model_folder
 
 
 @dataclass(frozen=True)
-class Served:
+class ReferenceModel:
     """A frozen model that others are compared with."""
 
-    bound: Classifier  # over the round's label space
-    used: Classifier | None = None  # over the classes it had, where those are fewer
+    on_round_classes: Classifier  # over the round's label space
+    as_deployed: Classifier | None = None  # over the classes it had, where those are fewer
 
-    def with_used(self, table: pa.Table, said: pa.Table) -> pa.Table:
+    def with_deployed(self, table: pa.Table, said: pa.Table) -> pa.Table:
         """``table`` (of ``bound``) with the predictions and scores of ``said`` (of ``used``)."""
         for name in ("prediction", "score"):
             place = table.schema.get_field_index(name)
@@ -35,7 +35,7 @@ class Served:
         return table
 
 
-def as_used(start: Classifier | None, spec: TaskSpec, temperature: float | None) -> Classifier | None:
+def as_deployed_in(start: Classifier | None, spec: TaskSpec, temperature: float | None) -> Classifier | None:
     """``start`` over those of the round's classes that it knew; None where it knew them all (or was bare towers)."""
     if start is None:
         return None
@@ -52,11 +52,11 @@ def as_used(start: Classifier | None, spec: TaskSpec, temperature: float | None)
     return start.with_classes(names, prompts, temperature).frozen_copy()
 
 
-def load_served(path: Path, spec: TaskSpec) -> Served:
+def load_reference(path: Path, spec: TaskSpec) -> ReferenceModel:
     """A model folder (a project's first model), over the round's classes and as it was used."""
     start = load_model(model_folder(path))
-    bound = start.with_classes(spec.classes, spec.prompts).frozen_copy()
-    return Served(bound, as_used(start, spec, None))
+    on_round_classes = start.with_classes(spec.classes, spec.prompts).frozen_copy()
+    return ReferenceModel(on_round_classes, as_deployed_in(start, spec, None))
 
 
 def relabelled(examples: LabelledSet, classes: Sequence[str], known: Sequence[str]) -> LabelledSet:

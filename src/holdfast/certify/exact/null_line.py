@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from holdfast.certify.region import LEFT_OUT, FloatArray, IntArray, Region
+from holdfast.certify.exact.region import LEFT_OUT, FloatArray, IntArray, Region
 
 CELL_DEVIATIONS = 4.0
 # Degrees of interpolation and the error that each has on a cell of four deviations, rounded up. The figures only choose

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.rows import TextRows, plan_rows, row_width, rows_for
-from holdfast.data.tasks import (
+from holdfast.data.round import (
     Batch,
     Draw,
     Images,
@@ -26,10 +25,11 @@ from holdfast.data.tasks import (
     LabelledSet,
     PairSet,
     RoundData,
+    TextRows,
     Texts,
     View,
 )
-from holdfast.data.views import look_at_once, random_views
+from holdfast.data.transforms import normalize_views_at_once, random_views
 from holdfast.errors import UserError
 from holdfast.runtime import Runtime, derive_seed, generator, stream_for
 
@@ -288,7 +288,7 @@ class BatchMaker:
         return self._to_device(examples.images(positions))
 
     def _look(self, pixels: Tensor, view: View | None) -> Images:
-        return Images(look_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as))
+        return Images(normalize_views_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as))
 
     def _plan_prompts(self, prompts: Tensor | None, pairs: tuple[int, int]) -> _PromptRows | None:
         """Lengths of the prompts, and rows for a typical step: a function of the data, so that resuming finds it."""
@@ -300,6 +300,8 @@ class BatchMaker:
             sample = self._towers.lengths(texts[np.arange(min(512, len(texts)))])
             mean = 0.0 if sample is None or not len(sample) else float(sample.double().mean())
             tokens += int(mean * -(-count // self.runtime.world))
+        from holdfast.kernels.text_packing import row_width, rows_for  # towers that know lengths have kernels
+
         width = row_width(self._target_tokens[np.arange(1)].shape[1])
         return _PromptRows(lengths.numpy(), prompts.shape[1], width, rows_for(tokens, width))
 
@@ -308,6 +310,8 @@ class BatchMaker:
         prompts = self._prompts
         if prompts is None:
             return None
+        from holdfast.kernels.text_packing import plan_rows
+
         lengths = [self._towers.lengths(target), self._towers.lengths(negatives)]
         together = np.concatenate([*(one.numpy() for one in lengths if one is not None), prompts.lengths])
         columns = max(target.shape[1], negatives.shape[1], prompts.columns)

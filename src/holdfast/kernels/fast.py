@@ -4,12 +4,12 @@ What makes it fast, and why each is exact:
 
 - a tower returns one position of its last layer (the class token, the end of the text), so the last block computes
   query, output and MLP at that position only, and its keys and values not at all: a twelfth of a ViT-B less work;
-- texts share rows (:mod:`holdfast.data.rows`): a text tower's work is that of the tokens there are;
+- texts share rows (:mod:`holdfast.kernels.text_packing`): a text tower's work is that of the tokens there are;
 - the residual stream, the matrix products and attention run in the working precision (bf16), while weights, layer
   norms, the last projection and all similarities stay float32: no copy of the weights outlives the step;
 - one function stands for every block of a tower, so that ``torch.compile`` sees it once and not twelve times.
 
-:func:`working` switches it on around a step. Towers that are built otherwise keep their own modules, under autocast.
+:func:`holdfast.model.compute.computing` switches it on around a step. Towers that are built otherwise keep their own modules, under autocast.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import Any, TypeVar, cast
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import torch
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, Transformer, VisionTransformer
@@ -30,41 +29,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from holdfast.data.rows import TextRows
-from holdfast.model import fused
-from holdfast.runtime import stream_for
+from holdfast.data.round import TextRows
+from holdfast.kernels import fused
+from holdfast.model.compute import ComputeMode
 
 Weights = tuple[Tensor, ...]  # of one block, in the order of _block_weights
 _EXACT, _QUICK = "gelu", "quick_gelu"
 
 
-@dataclass(frozen=True)
-class Working:
-    """How a step is computed: the type of the residual stream, and whether blocks are compiled."""
-
-    dtype: torch.dtype
-    compiled: bool = False
-    fused: bool = False  # blocks by holdfast.model.fused, where they are what it is written for
-    beside: bool = True  # on a GPU, texts and pictures each on a stream of their own
-
-    @cached_property
-    def block(self) -> Callable[..., Tensor]:
-        """A whole block."""
-        return _compiled(_block) if self.compiled else _block
-
-    @cached_property
-    def last_block(self) -> Callable[..., Tensor]:
-        """A block that is read at one position."""
-        return _compiled(_last_block) if self.compiled else _last_block
-
-    @cached_property
-    def embed(self) -> Callable[..., Tensor]:
-        """Patches to tokens."""
-        return _compiled(_embed_images) if self.compiled else _embed_images
-
-
 _cache: dict[Any, Callable[..., Tensor]] = {}
-_active: list[Working] = []
+
+
+def _way(mode: ComputeMode, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function as the mode has it: compiled, or as it stands."""
+    return _compiled(function) if mode.compiled else function
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -76,51 +54,6 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         torch._functorch.config.donated_buffer = False  # pyright: ignore
         _cache[function] = torch.compile(function, dynamic=False)
     return _cache[function]
-
-
-@contextmanager
-def working(settings: Working | None) -> Generator[None]:
-    """Compute towers this way inside the block; ``None`` leaves everything as it is."""
-    if settings is None:
-        yield
-        return
-    _active.append(settings)
-    try:
-        yield
-    finally:
-        _active.pop()
-
-
-def active() -> Working | None:
-    """What :func:`working` asked for, if anything."""
-    return _active[-1] if _active else None
-
-
-Returned = TypeVar("Returned", bound=tuple[Tensor, ...])
-
-
-def beside(device: torch.device, function: Callable[[], Returned], *, on_its_own: bool) -> Callable[[], Returned]:
-    """Begin on a second stream of the GPU, beside what follows; a call of what comes back waits for it.
-
-    Autograd runs the backward pass of an operation on its stream, so that one runs beside the other, too.
-    """
-    how = active()
-    if device.type != "cuda" or how is None or not how.beside or not on_its_own:
-        value = function()
-        return lambda: value
-    side = stream_for(device, "texts")
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        value = function()
-
-    def join() -> Returned:
-        stream = torch.cuda.current_stream(device)
-        stream.wait_stream(side)
-        for one in value:
-            one.record_stream(stream)
-        return value
-
-    return join
 
 
 @contextmanager
@@ -167,7 +100,7 @@ class OpenBlock(ResidualAttentionBlock):
     """A block that computes what it is asked to, inside its own call.
 
     The fast path reads a block's weights and does not use its forward pass. Called through the module all the same,
-    the hooks on it fire: sharded weights (:mod:`holdfast.train.shard`) are gathered before and let go after.
+    the hooks on it fire: sharded weights (:mod:`holdfast.train.parallel`) are gathered before and let go after.
     """
 
     @override
@@ -228,11 +161,11 @@ def _plain_block(block: Any) -> bool:
 # -- the towers -------------------------------------------------------------------------------------------------------
 
 
-def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
+def image_features(visual: Any, images: Tensor, mode: ComputeMode) -> Tensor:
     """E1 before normalisation, as ``VisionTransformer.forward``: [n, 3, S, S] -> [n, D]."""
     count = len(images)
     grid = visual.grid_size[0] * visual.grid_size[1]
-    fuses = _fuses(visual.transformer, grid + 1, images.device, how)
+    fuses = _fuses(visual.transformer, grid + 1, images.device, mode)
     if torch.is_grad_enabled():
         # The weights' gradients are products over all tokens of the batch: with a number of them that is a multiple of
         # eight they reach the matrix units' fast path. The pictures added here have no gradient. Fused blocks see to
@@ -240,7 +173,7 @@ def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
         images = functional.pad(images, (0, 0, 0, 0, 0, 0, 0, -count % (8 // math.gcd(8, grid) if fuses else 8)))
     with torch.autocast(images.device.type, enabled=False):
         norm = visual.ln_pre if isinstance(visual.ln_pre, nn.LayerNorm) else None
-        values = how.embed(
+        values = _way(mode, _embed_images)(
             images,
             visual.conv1.weight,
             visual.class_embedding,
@@ -248,21 +181,21 @@ def image_features(visual: Any, images: Tensor, how: Working) -> Tensor:
             None if norm is None else norm.weight,
             None if norm is None else norm.bias,
             0.0 if norm is None else norm.eps,
-            how.dtype,
+            mode.dtype,
         )
-        pooled = _blocks(visual.transformer, values, how, fuses=fuses)[:count]
+        pooled = _blocks(visual.transformer, values, mode, fuses=fuses)[:count]
         pooled = _norm(pooled, visual.ln_post.weight, visual.ln_post.bias, visual.ln_post.eps, pooled.dtype)
         return pooled if visual.proj is None else pooled @ visual.proj
 
 
-def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Working) -> Tensor:
+def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, mode: ComputeMode) -> Tensor:
     """Ē2: [n, L] tokens -> [n, text_width]; ``where`` gives their ends [n], or how they share rows."""
     with torch.autocast(tokens.device.type, enabled=False):
         fuses = _fuses(
             text.transformer,
             where.text.shape[1] if isinstance(where, TextRows) else tokens.shape[1],
             tokens.device,
-            how,
+            mode,
         )
         if isinstance(where, TextRows):
             tokens = tokens.flatten()[where.source]
@@ -281,9 +214,9 @@ def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, how: Work
             owners = torch.zeros_like(tokens, dtype=torch.int32)  # one text a row
             end = torch.arange(n, device=tokens.device) * width + where
             hidden = torch.arange(width, device=tokens.device) > where[:, None]
-        values = (text.token_embedding(tokens) + positions).to(how.dtype)
+        values = (text.token_embedding(tokens) + positions).to(mode.dtype)
         settings: dict[str, Any] = {"mask": mask, "causal": mask is None, "at": end, "hidden": hidden}
-        pooled = _blocks(text.transformer, values, how, **settings, fuses=fuses, owners=owners)
+        pooled = _blocks(text.transformer, values, mode, **settings, fuses=fuses, owners=owners)
         return _norm(pooled, text.ln_final.weight, text.ln_final.bias, text.ln_final.eps, pooled.dtype)
 
 
@@ -293,17 +226,17 @@ def _own_text_before(text: Tensor) -> Tensor:
     return same.tril().unsqueeze(1)
 
 
-def _fuses(transformer: Any, length: int, device: torch.device, how: Working) -> bool:
-    """Whether the blocks of a tower are computed by :mod:`holdfast.model.fused`."""
+def _fuses(transformer: Any, length: int, device: torch.device, mode: ComputeMode) -> bool:
+    """Whether the blocks of a tower are computed by :mod:`holdfast.kernels.fused`."""
     attention = transformer.resblocks[0].attn
     size = attention.embed_dim // attention.num_heads
-    return how.fused and not transformer.grad_checkpointing and fused.can(device, how.dtype, length, size)
+    return mode.fused and not transformer.grad_checkpointing and fused.can(device, mode.dtype, length, size)
 
 
 def _blocks(
     transformer: Any,
     values: Tensor,  # [n, L, W]
-    how: Working,
+    mode: ComputeMode,
     *,
     mask: Tensor | None = None,  # [n, 1, L, L]
     causal: bool = False,
@@ -326,16 +259,16 @@ def _blocks(
         for block in inner:
             settings = (mask, block.attn.num_heads, causal, _activation(block), block.ln_1.eps, block.ln_2.eps)
             again = transformer.grad_checkpointing and torch.is_grad_enabled()
-            values = block(values, by=partial(_inner_block, how, again, settings))
+            values = block(values, by=partial(_inner_block, mode, again, settings))
     settings = (heads, _activation(last), last.ln_1.eps, last.ln_2.eps, carried)
-    return last(values, by=lambda values, weights: how.last_block(values, at, hidden, weights, *settings))
+    return last(values, by=lambda values, weights: _way(mode, _last_block)(values, at, hidden, weights, *settings))
 
 
-def _inner_block(how: Working, again: bool, settings: tuple[Any, ...], values: Tensor, weights: Weights) -> Tensor:
+def _inner_block(mode: ComputeMode, again: bool, settings: tuple[Any, ...], values: Tensor, weights: Weights) -> Tensor:
     """A whole block; ``again``: its activations are computed once more in the backward pass."""
     if again:
-        return checkpoint(how.block, values, weights, *settings, use_reentrant=False)
-    return how.block(values, weights, *settings)
+        return checkpoint(_way(mode, _block), values, weights, *settings, use_reentrant=False)
+    return _way(mode, _block)(values, weights, *settings)
 
 
 def _block_weights(block: Any) -> Weights:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.tasks import LabelledSet, PairSet, RoundData
-from holdfast.data.views import look
+from holdfast.data.round import LabelledSet, PairSet, RoundData
+from holdfast.data.transforms import normalize_views
 from holdfast.model.classifier import Classifier, full_precision
 from holdfast.model.heads import HeadRound
 
@@ -41,7 +41,7 @@ def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: i
         rows = torch.linspace(0, len(one) - 1, min(most, len(one))).round().long().numpy()
         for start in range(0, len(rows), batch):
             pixels = one.images(rows[start : start + batch]).to(weight.device)
-            found.append(model.image_features(look(pixels, view.mean, view.std, None, weight.dtype)))
+            found.append(model.image_features(normalize_views(pixels, view.mean, view.std, None, weight.dtype)))
     return torch.cat(found)
 
 
@@ -84,7 +84,7 @@ def prompt_features(model: Classifier, name: str) -> Tensor:
     return nn.functional.normalize(_prompts(model, name)[1], dim=1)
 
 
-def held_back_by(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
+def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
     """The model with the target's logit lowered by each of the amounts, by what it sees in the round's pictures."""
     if not any(amounts):
         return [model] * len(amounts)

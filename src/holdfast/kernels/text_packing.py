@@ -7,26 +7,11 @@ made on the CPU, where the lengths are known; the tower needs nothing but its fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from torch import Tensor
 
-
-@dataclass(frozen=True)
-class TextRows:
-    """Where the tokens of n texts [n, L] stand in rows [R, W]."""
-
-    source: Tensor  # [R, W] place in the flattened tokens; 0 where a row is empty
-    text: Tensor  # [R, W] which text a place belongs to; -1: none
-    position: Tensor  # [R, W] position within that text
-    end: Tensor  # [n] place of each text's end in the flattened rows
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> TextRows:
-        """The same plan with a function applied to each tensor (moving it to a device)."""
-        return TextRows(*(function(getattr(self, field.name)) for field in fields(self)))
+from holdfast.data.round import TextRows
 
 
 def row_width(context: int) -> int:

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from holdfast.artifacts import fingerprint_json
-from holdfast.config import DataConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
+from holdfast.config import DataConfig, HoldfastConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
-from holdfast.data.loaders import ViewSettings
+from holdfast.data.loader import ViewSettings
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.clip import load_towers
 from holdfast.model.folder import load_model, model_fingerprint, read_description
+from holdfast.model.openclip import load_towers
 from holdfast.model.towers import TwoTowers
-from holdfast.rounds.served import as_used
+from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
-from holdfast.train.arithmetic import arithmetic
+from holdfast.train.compute_mode import compute_mode
 
 DEFAULT_CLASS_TEMPERATURE = 0.05
 
@@ -36,7 +36,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedRound:
     """A round that can be trained."""
 
     method: Method
@@ -44,7 +44,7 @@ class Ready:
     assembled: Assembled
     parent: str  # fingerprint of w_old as it is used in this round
     fingerprint: str  # of config, data and parent
-    used: Classifier | None = None  # the old model over its own classes, where the round adds one
+    as_deployed: Classifier | None = None  # the old model over its own classes, where the round adds one
 
 
 def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
@@ -84,7 +84,7 @@ def bind(start: Start, assembled: Assembled, config: ModelConfig) -> Classifier:
 
 def prepare_round(
     config: RoundConfig, root: Path, runtime: Runtime, check: Callable[[Survey], None] | None = None
-) -> Ready:
+) -> PreparedRound:
     """Data, old model and method of a round, on the device. ``check`` may refuse it before anything is loaded."""
     surveyed = survey(config.data, config.task, root=root)
     if check is not None:
@@ -93,9 +93,9 @@ def prepare_round(
     view = start.towers.preprocess
     assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
     old = bind(start, assembled, config.model).frozen_copy()
-    used = as_used(start.classifier, assembled.data.tasks, config.model.class_temperature)
-    ready = make_ready(config, config.method, old, assembled, runtime)
-    return replace(ready, used=None if used is None else used.to(runtime.device))
+    as_deployed = as_deployed_in(start.classifier, assembled.data.tasks, config.model.class_temperature)
+    ready = make_prepared(config, config.method, old, assembled, runtime)
+    return replace(ready, as_deployed=None if as_deployed is None else as_deployed.to(runtime.device))
 
 
 def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, root: Path) -> Assembled:
@@ -104,9 +104,9 @@ def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, 
     return assemble(data, task, size=view.size, interpolation=view.interpolation, seed=seed, root=root)
 
 
-def make_ready(
+def make_prepared(
     config: RoundConfig, method_config: Any, old: Classifier, assembled: Assembled, runtime: Runtime
-) -> Ready:
+) -> PreparedRound:
     """A method over a copy of the old model."""
     dtype = torch.float64 if config.train.precision == "float64" else torch.float32
     old = old.to(device=runtime.device, dtype=dtype)
@@ -116,11 +116,11 @@ def make_ready(
     method.to(device=runtime.device, dtype=dtype)
     if config.train.checkpoint_activations:
         new.towers.checkpoint_activations()
-    with arithmetic(config.train, runtime.device, compiled=False):
+    with compute_mode(config.train, runtime.device, compiled=False):
         method.prepare(old, assembled.data)
     method.to(device=runtime.device, dtype=dtype)
     parent = model_fingerprint(old)
-    return Ready(method, old, assembled, parent, _fingerprint(config, assembled.fingerprint, parent))
+    return PreparedRound(method, old, assembled, parent, _fingerprint(config, assembled.fingerprint, parent))
 
 
 def _choose_trainable(method: Method, config: RoundConfig) -> None:
@@ -151,4 +151,9 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
 
 def view_settings(train: TrainConfig, method_config: Any) -> ViewSettings:
     """Random views of pairs as [train] says, of protected images as the method says (or else none)."""
-    return ViewSettings(train.augment, getattr(method_config, "views", "clean"), train.crop_scale, train.flip)
+    return ViewSettings(train.augment, protected_views(method_config), train.crop_scale, train.flip)
+
+
+def protected_views(method_config: Any) -> str:
+    """Views of constraint images: only the method holdfast has a choice."""
+    return method_config.research.views if isinstance(method_config, HoldfastConfig) else "clean"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.data.tasks import View
+from holdfast.data.round import View
 
 
 def random_views(
@@ -27,7 +27,7 @@ def random_views(
     return View(torch.stack([left, top, width, height], dim=1), mirrored)
 
 
-def look(
+def normalize_views(
     images: Tensor,  # [n, 3, S, S] uint8, on the device
     mean: tuple[float, float, float],
     std: tuple[float, float, float],
@@ -41,7 +41,7 @@ def look(
     return (pixels - _channels(mean, dtype, images.device)) / _channels(std, dtype, images.device)
 
 
-def look_at_once(
+def normalize_views_at_once(
     images: Tensor,  # [n, 3, S, S] uint8, on the device
     mean: tuple[float, float, float],
     std: tuple[float, float, float],
@@ -52,16 +52,16 @@ def look_at_once(
     """:func:`look` in ``dtype``, kept in another type: on a GPU in one pass over the pictures."""
     kernel = _kernel() if images.is_cuda and dtype == torch.float32 and images.numel() else None
     if kernel is None:
-        return look(images, mean, std, view, dtype).to(kept_as)
+        return normalize_views(images, mean, std, view, dtype).to(kept_as)
     channels = [_channels(values, dtype, images.device).flatten() for values in (mean, std)]
     box, mirrored = (None, None) if view is None else (_beside(view.box, channels[0]), _beside(view.flip, channels[0]))
-    return kernel.look(images, *channels, box, mirrored, kept_as)
+    return kernel.normalize_views(images, *channels, box, mirrored, kept_as)
 
 
 @lru_cache(maxsize=1)
 def _kernel() -> ModuleType | None:
     try:
-        from holdfast.data import view_kernel
+        from holdfast.kernels import views as view_kernel
     except ImportError:
         return None  # a build of PyTorch without Triton
     return view_kernel

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, ndtri
 
-from holdfast.certify.line import at_most
-from holdfast.certify.region import SMALLEST, FloatArray, Region, statistics
+from holdfast.certify.exact.null_line import at_most
+from holdfast.certify.exact.region import SMALLEST, FloatArray, Region, statistics
 
 # Probability of the outcomes that the enumeration leaves out; power comes out too small by that much at most.
 LEFT_OUT = 1e-9

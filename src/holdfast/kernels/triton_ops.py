@@ -3,7 +3,7 @@
 A block's products run at the card's rate; norms, activations and attention around them are passes over memory, and
 what counts is how often the values are read and written. Each function here makes one pass do what PyTorch does in two
 or three (a derivative, the activation once more, and the sum of a column for the bias), in a fixed order: the same
-bits every time. Every one has its plain version in :mod:`holdfast.model.fused`, which is what a CPU runs.
+bits every time. Every one has its plain version in :mod:`holdfast.kernels.fused`, which is what a CPU runs.
 
 Triton comes with PyTorch's CUDA builds; this module is imported where there is a GPU.
 """

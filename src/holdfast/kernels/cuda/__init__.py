@@ -1,0 +1,1 @@
+"""Kernels written in CUDA C++, compiled at run time, for Hopper."""
