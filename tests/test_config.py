@@ -12,7 +12,6 @@ import pytest
 import holdfast.compare.grid  # its sections are sections too
 from holdfast.config import (
     CandidatesConfig,
-    CertifyConfig,
     HoldfastConfig,
     RoundConfig,
     TrainConfig,

@@ -9,7 +9,23 @@ import ast
 import sys
 from pathlib import Path
 
-ROOMS = ("data", "model", "objective", "methods", "train", "evaluate", "certify", "rounds", "compare", "report", "cli")
+ROOMS = (
+    "data",
+    "model",
+    "objective",
+    "methods",
+    "train",
+    "evaluate",
+    "certify",
+    "candidates",
+    "rounds",
+    "compare",
+    "report",
+    "cli",
+)
+# May be left out of an installation: whoever uses it imports it inside a function and can do without.
+OPTIONAL = ("kernels",)
+MAY_USE = {"kernels": ("data", "model")}
 BELOW = (
     "_version",
     "errors",
@@ -30,6 +46,18 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+def at_import(tree: ast.Module) -> set[int]:
+    """Lines of imports that run when the module is imported, and not when a function is called."""
+    deferred = {
+        node.lineno
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    return {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)} - deferred
+
+
 def imported(tree: ast.Module) -> list[tuple[int, str]]:
     """Line and name of every module that is imported, inside functions too."""
     found: list[tuple[int, str]] = []
@@ -47,7 +75,9 @@ def faults(path: Path) -> list[str]:
     here = path.relative_to(PACKAGE)
     room = here.parts[0].removesuffix(".py")
     result: list[str] = []
-    for line, module in imported(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    early = at_import(tree)
+    for line, module in imported(tree):
         top = module.split(".")[0]
         if top in ("torch", "torchvision", "open_clip") and room in NO_TORCH:
             result.append(f"{here}:{line}: {room} must not import {top}")
@@ -56,6 +86,10 @@ def faults(path: Path) -> list[str]:
         target = room_of(module)
         if room in ROOMS and target in ROOMS and ROOMS.index(target) > ROOMS.index(room):
             result.append(f"{here}:{line}: {room} must not import {target}, which is to its right")
+        if target in OPTIONAL and room != target and line in early:
+            result.append(f"{here}:{line}: {target} is optional; import it inside the function that uses it")
+        if room in MAY_USE and target in ROOMS and target not in MAY_USE[room]:
+            result.append(f"{here}:{line}: {room} may use {' and '.join(MAY_USE[room])}, not {target}")
         if room in BELOW and target in ROOMS:
             result.append(f"{here}:{line}: {room} is below all rooms and must not import {target}")
     return result

@@ -202,7 +202,7 @@ def fingerprint_file(path: Path) -> str:
 
 def fingerprint_ids(ids: Iterable[str]) -> str:
     """Fingerprint of a set of examples: their content hashes, in any order."""
-    return fingerprint_bytes(*(f"{one}\n".encode() for one in sorted(ids)))
+    return fingerprint_bytes(*(f"{item}\n".encode() for item in sorted(ids)))
 
 
 def write_predictions(path: Path, table: pa.Table) -> None:

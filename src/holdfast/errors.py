@@ -76,3 +76,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     return f"known names: {shown}" if names else "nothing is known here"
+
+
+class RenamedSetting(FutureWarning):
+    """A setting was given under a former name."""

@@ -151,7 +151,7 @@ class _Gather(torch.autograd.Function):
         ctx: FunctionCtx, rows: Tensor, total: int
     ) -> Tensor:
         rank, world = dist.get_rank(), dist.get_world_size()
-        counts = [len(range(one, total, world)) for one in range(world)]
+        counts = [len(range(item, total, world)) for item in range(world)]
         if len(rows) != counts[rank]:
             raise RuntimeError(f"rank {rank} holds {len(rows)} rows; its share of {total} is {counts[rank]}")
         padded = rows.new_zeros(max(counts), *rows.shape[1:])

@@ -50,11 +50,11 @@ def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
         if not value:
             raise _wrong(file, where, value)
     elif isinstance(shape, Each):
-        for name, one in _of_type(value, dict, file, where).items():
-            check_shape(one, shape.shape, file, _inside(where, str(name)))
+        for name, item in _of_type(value, dict, file, where).items():
+            check_shape(item, shape.shape, file, _inside(where, str(name)))
     elif isinstance(shape, list):
-        for place, one in enumerate(_of_type(value, list, file, where)):
-            check_shape(one, cast("list[Shape]", shape)[0], file, _inside(where, str(place)))
+        for place, item in enumerate(_of_type(value, list, file, where)):
+            check_shape(item, cast("list[Shape]", shape)[0], file, _inside(where, str(place)))
     elif isinstance(shape, Mapping):
         _check_table(_of_type(value, dict, file, where), cast("Mapping[str, Shape]", shape), file, where)
     elif not shape(value):
@@ -102,7 +102,7 @@ def anything(value: Any) -> bool:
 
 def text(value: Any) -> bool:
     """A string that can be written: half of a surrogate pair cannot."""
-    return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
+    return isinstance(value, str) and not any("\ud800" <= item <= "\udfff" for item in value)
 
 
 def flag(value: Any) -> bool:

@@ -119,20 +119,20 @@ def test_not_passed_tells_one_bit(tmp_path: Path) -> None:
     outcome, _ = look(ledger, BAD, sealed)
     assert not outcome.passed
     assert outcome.old is None
-    assert outcome.told["verdict"] == "undecided"  # not `regressed`: that would be more than the bit
-    assert outcome.told["sealed"]["queries_left"] == 2
-    text = json.dumps(outcome.told)
+    assert outcome.reported["verdict"] == "undecided"  # not `regressed`: that would be more than the bit
+    assert outcome.reported["sealed"]["queries_left"] == 2
+    text = json.dumps(outcome.reported)
     for name in ("p_value", "gained", "lost", "difference", "lower_bound", "needed", "devsafety"):
         assert f'"{name}"' not in text
-    assert outcome.told["level"] == pytest.approx(0.05 / 3)
+    assert outcome.reported["level"] == pytest.approx(0.05 / 3)
 
 
 def test_spent_set_is_shown_in_full_and_certifies_nothing_more(tmp_path: Path) -> None:
     ledger, sealed = Ledger(tmp_path), plan(BAD, queries=1)
     outcome, _ = look(ledger, BAD, sealed)
     assert outcome.standing.retired
-    assert outcome.told["verdict"] == "undecided"
-    assert outcome.told["tasks"][0]["lost"] == 30
+    assert outcome.reported["verdict"] == "undecided"
+    assert outcome.reported["tasks"][0]["lost"] == 30
     with pytest.raises(UndecidedError, match="spent"):
         look(ledger, GOOD, plan(GOOD, queries=1))
 
@@ -143,9 +143,9 @@ def test_sequence_of_candidates(tmp_path: Path) -> None:
     outcome, asked = look(Ledger(tmp_path), GOOD, plan(GOOD), candidates)
     assert asked == ["0.25", "0.5", "0.75"]
     assert (outcome.passed, outcome.shipped) == (True, "0.5")
-    assert outcome.told["sealed"]["shown"] == "0.5"
-    assert outcome.told["verdict"] == "certified"
-    assert outcome.told["tasks"][0]["lost"] == 5
+    assert outcome.reported["sealed"]["shown"] == "0.5"
+    assert outcome.reported["verdict"] == "certified"
+    assert outcome.reported["tasks"][0]["lost"] == 5
 
 
 def test_no_candidates_spend_no_look(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def sealed_look(tmp_path: Path, old: int, first: int, new: int, n: int = 200) ->
     outcome = certify_candidates(
         plan, Ledger(tmp_path), Candidates({"x": ""}), lambda: tables[0], lambda _: tables[2], further
     )
-    return outcome.passed, outcome.told
+    return outcome.passed, outcome.reported
 
 
 def test_losses_that_add_up_over_rounds_fail_against_the_first_model(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: i
     """E1 of the evaluation views of at most ``most`` pictures of each set, evenly spread over it: [n, D]."""
     weight, view = model.towers.projection, model.preprocess
     found: list[Tensor] = []
-    for one in sets:
-        rows = torch.linspace(0, len(one) - 1, min(most, len(one))).round().long().numpy()
+    for item in sets:
+        rows = torch.linspace(0, len(item) - 1, min(most, len(item))).round().long().numpy()
         for start in range(0, len(rows), batch):
-            pixels = one.images(rows[start : start + batch]).to(weight.device)
+            pixels = item.images(rows[start : start + batch]).to(weight.device)
             found.append(model.image_features(normalize_views(pixels, view.mean, view.std, None, weight.dtype)))
     return torch.cat(found)
 
@@ -89,7 +89,7 @@ def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float
     if not any(amounts):
         return [model] * len(amounts)
     direction = steady_direction(features_of(model, [data.constraint, data.target]))
-    return [held_back(model, data.tasks.target, one, direction) if one else model for one in amounts]
+    return [held_back(model, data.tasks.target, amount, direction) if amount else model for amount in amounts]
 
 
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:

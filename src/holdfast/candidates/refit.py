@@ -177,9 +177,9 @@ def _solve(
     Unknown are the weights u of entries that are centred and scaled, under the ridge, and a free offset b. Centre and
     offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in for it.
     """
-    one = entries @ steady
+    column = entries @ steady
     centre = entries.mean(dim=0)
-    spread = (entries - one[:, None] * centre).std(dim=0)
+    spread = (entries - column[:, None] * centre).std(dim=0)
     scale = torch.where(spread > 1e-6 * spread.max(), 1 / spread, 0)
     counts = torch.bincount(labels, minlength=logits.shape[1])
     each = (1 - share) / max(1, int((counts > 0).sum()) - 1)
@@ -213,22 +213,22 @@ def _seen(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """h (or E1 where the tower stays), E1 before normalisation, and class indices of the round's pictures."""
     sets: list[tuple[LabelledSet | PairSet, np.ndarray]] = []
-    for one, labels in (
+    for item, labels in (
         (data.constraint, data.constraint.labels),
         (data.target, np.full(len(data.target), data.tasks.target_index)),
     ):
-        rows = np.linspace(0, len(one) - 1, min(MOST // 2, len(one))).round().astype(np.int64)
-        sets.append((one, np.stack([rows, labels[rows]])))
+        rows = np.linspace(0, len(item) - 1, min(MOST // 2, len(item))).round().astype(np.int64)
+        sets.append((item, np.stack([rows, labels[rows]])))
     count = sum(rows.shape[1] for _, rows in sets)
     views = min(VIEWS, max(1, MOST // count))
     places = [model.class_index(name) for name in data.tasks.classes]
     found: list[tuple[Tensor, Tensor]] = []
     labels_seen: list[int] = []
     for number in range(views):
-        for which, (one, (rows, labels)) in enumerate(sets):
+        for which, (item, (rows, labels)) in enumerate(sets):
             seed = derive_seed("target fit", number, which)
             chosen = random_views(len(rows), seed, crop_scale=crop_scale, flip=flip) if number else None
-            found.extend(_features(model, one, rows, chosen, in_tower))
+            found.extend(_features(model, item, rows, chosen, in_tower))
             labels_seen.extend(places[label] for label in labels)
     hidden, features = (torch.cat(parts) for parts in zip(*found, strict=True))
     return hidden, features, torch.tensor(labels_seen, device=features.device)

@@ -45,7 +45,8 @@ def evidence(candidate: Candidate, margins: Mapping[str, float], target: str | N
     """The largest p-value over protected tasks (and Δ > 0 of the target): what the weakest task shows on dev images."""
     hypotheses = {**margins, **({target: 0.0} if target else {})}
     return max(
-        p_value(one.gained, one.lost, one.n, hypotheses[one.task]) for one in counts_of(candidate.dev, hypotheses)
+        p_value(counts.gained, counts.lost, counts.n, hypotheses[counts.task])
+        for counts in counts_of(candidate.dev, hypotheses)
     )
 
 
@@ -55,7 +56,10 @@ def evidence_together(candidate: Candidate, margins: Mapping[str, float]) -> flo
     The largest p-value is that of one task, and on a few hundred images it is mostly luck which; all tasks together
     tell candidates apart more surely.
     """
-    found = (p_value(one.gained, one.lost, one.n, margins[one.task]) for one in counts_of(candidate.dev, margins))
+    found = (
+        p_value(counts.gained, counts.lost, counts.n, margins[counts.task])
+        for counts in counts_of(candidate.dev, margins)
+    )
     return sum(math.log(max(p, sys.float_info.min)) for p in found)  # a p-value of thousands of images can round to 0
 
 
@@ -76,11 +80,15 @@ def rank_for_testing(
     one that gains most. (Of many candidates some look safe on a few hundred images by luck: hence not by default.)
     """
     worthy = worthwhile(candidates)
-    first = min(worthy, key=lambda one: (_ranked(one, margins), -one.dev.target_gain, one.name))
+    first = min(worthy, key=lambda candidate: (_ranked(candidate, margins), -candidate.dev.target_gain, candidate.name))
     if not test_more_candidates:
         return [first]
-    more = [one for one in candidates if one.dev.target_gain > first.dev.target_gain and one.dev.safe]
-    return [first, *sorted(more, key=lambda one: (one.dev.target_gain, one.name))]
+    more = [
+        candidate
+        for candidate in candidates
+        if candidate.dev.target_gain > first.dev.target_gain and candidate.dev.safe
+    ]
+    return [first, *sorted(more, key=lambda candidate: (candidate.dev.target_gain, candidate.name))]
 
 
 def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -89,12 +97,12 @@ def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
     Many look safe on a few hundred images by luck, those that gained most above all: hence not the largest gain, and a
     new target alone (λ = 0) before all others.
     """
-    fair = [one for one in candidates if one.dev.safe and one.dev.target_gain > 0]
+    fair = [candidate for candidate in candidates if candidate.dev.safe and candidate.dev.target_gain > 0]
     if not fair:
         return None
 
-    def safety(one: Candidate) -> tuple[bool, float, float, float]:
-        return one.lam == 0, one.dev.dev_safety, one.dev.dev_safety_loss, one.dev.target_gain
+    def safety(candidate: Candidate) -> tuple[bool, float, float, float]:
+        return candidate.lam == 0, candidate.dev.dev_safety, candidate.dev.dev_safety_loss, candidate.dev.target_gain
 
     return max(worthwhile(fair), key=safety)
 
@@ -104,15 +112,15 @@ def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     Where a new target alone (λ = 0) gains less than half of the largest gain, that is the measure.
     """
-    most = max(one.dev.target_gain for one in candidates)
-    alone = max((one.dev.target_gain for one in candidates if one.lam == 0), default=0.0)
+    most = max(candidate.dev.target_gain for candidate in candidates)
+    alone = max((candidate.dev.target_gain for candidate in candidates if candidate.lam == 0), default=0.0)
     most = alone if alone >= most / 2 else most
-    return [one for one in candidates if most <= 0 or one.dev.target_gain >= _WORTH * most]
+    return [candidate for candidate in candidates if most <= 0 or candidate.dev.target_gain >= _WORTH * most]
 
 
 def frontier(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
     """Looks that no other beats on both counts: worst change of a protected task, and gain of the target."""
-    ranked = sorted(points, key=lambda one: (-one[1].target_gain, -one[1].dev_safety))
+    ranked = sorted(points, key=lambda point: (-point[1].target_gain, -point[1].dev_safety))
     result: list[dict[str, Any]] = []
     best = float("-inf")
     for name, compared in ranked:
@@ -134,8 +142,8 @@ def gain_by_margin(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, A
     seen = list(points)
     result: list[dict[str, Any]] = []
     for margin in MARGINS:
-        within = [(name, one) for name, one in seen if one.dev_safety >= -margin]
-        name, best = max(within, key=lambda one: one[1].target_gain, default=(None, None))
+        within = [(name, compared) for name, compared in seen if compared.dev_safety >= -margin]
+        name, best = max(within, key=lambda item: item[1].target_gain, default=(None, None))
         gain = best.target_gain if best is not None else 0.0
         result.append({"margin": margin, "target_gain": max(0.0, gain), "candidate": name if gain > 0 else None})
     return result
@@ -143,12 +151,12 @@ def gain_by_margin(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, A
 
 def blocking_task(points: Iterable[tuple[str, Comparison]]) -> str | None:
     """The protected task that stands in the target's way: the worst one of the looks that gained most."""
-    bold = [one for _, one in points if one.target_gain > 0]
+    bold = [compared for _, compared in points if compared.target_gain > 0]
     if not bold:
         return None
-    most = max(one.target_gain for one in bold)
-    near = [one for one in bold if one.target_gain >= 0.8 * most]
-    gentlest = max(near, key=lambda one: one.dev_safety)
+    most = max(compared.target_gain for compared in bold)
+    near = [compared for compared in bold if compared.target_gain >= 0.8 * most]
+    gentlest = max(near, key=lambda compared: compared.dev_safety)
     return gentlest.worst_task if gentlest.dev_safety < 0 else None
 
 
@@ -157,7 +165,9 @@ def confused_with(target: str, labels: Sequence[str], predictions: Sequence[str]
 
     Where training could not gain anything at all, this is who stands in the way: to the model they look alike.
     """
-    wrong = Counter(said for label, said in zip(labels, predictions, strict=True) if label == target != said)
+    wrong = Counter(
+        predicted for label, predicted in zip(labels, predictions, strict=True) if label == target != predicted
+    )
     if not wrong:
         return None
     name, count = wrong.most_common(1)[0]

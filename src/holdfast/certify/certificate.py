@@ -125,14 +125,14 @@ def fingerprint_path(path: Path) -> str:
         return fingerprint_file(path)
     if not path.is_dir():
         raise UserError(f"{path} does not exist", do="check the path")
-    files = sorted(one for one in path.rglob("*") if one.is_file())
-    return fingerprint_json({one.relative_to(path).as_posix(): fingerprint_file(one) for one in files})
+    files = sorted(item for item in path.rglob("*") if item.is_file())
+    return fingerprint_json({file.relative_to(path).as_posix(): fingerprint_file(file) for file in files})
 
 
 def write_certificate(
     path: Path,
     settings: Settings,
-    told: Mapping[str, Any],
+    reported: Mapping[str, Any],
     files: Mapping[str, Path],
     *,
     identities: Mapping[str, str] | None = None,
@@ -150,10 +150,10 @@ def write_certificate(
         "format": FORMAT,
         "holdfast": __version__,
         "settings": {**asdict(settings), "claim": str(settings.claim)},
-        "report": dict(told),
+        "report": dict(reported),
         "files": {
-            name: {"path": os.path.relpath(one.resolve(), folder), "fingerprint": fingerprint_path(one)}
-            for name, one in files.items()
+            name: {"path": os.path.relpath(item.resolve(), folder), "fingerprint": fingerprint_path(item)}
+            for name, item in files.items()
         },
         "identities": dict(identities or {}),
         "ledger": dict(ledger) if ledger else None,
@@ -195,30 +195,30 @@ def verify_certificate(path: Path) -> dict[str, Any]:
     """
     certificate = read_certificate(path)
     folder = path.resolve().parent
-    files = {name: folder / one["path"] for name, one in certificate["files"].items()}
-    for name, one in files.items():
-        if not os.path.exists(one):
+    files = {name: folder / item["path"] for name, item in certificate["files"].items()}
+    for name, item in files.items():
+        if not os.path.exists(item):
             raise UserError(
-                f"the certificate rests on {one}, which does not exist",
+                f"the certificate rests on {item}, which does not exist",
                 expected=f"the {name}, at that place beside the certificate",
                 do="put the file back where it was when the certificate was written",
             )
-        expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(one)
+        expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(item)
         if found != expected:
-            raise FaultError(f"the {name} changed since the certificate: {one}", expected=expected, found=found)
+            raise FaultError(f"the {name} changed since the certificate: {item}", expected=expected, found=found)
     settings = Settings.from_json(certificate["settings"])
     paired = read_evidence(files, settings.labels)
     if paired is None:
         return certificate
-    told = certificate["report"]
-    check_lemma(told, path)
+    reported = certificate["report"]
+    check_lemma(reported, path)
     again = report(
         run_test(paired, settings),
         confidence=settings.confidence,
-        complexity=told["lemma_1"]["C"],
-        rate=told["lemma_1"]["alpha"],
+        complexity=reported["lemma_1"]["C"],
+        rate=reported["lemma_1"]["alpha"],
     )
-    _compare(path, told, again)
+    _compare(path, reported, again)
     return certificate
 
 
@@ -231,22 +231,22 @@ def read_evidence(files: Mapping[str, Path], labels: Sequence[str]) -> Paired | 
     return None
 
 
-def _compare(path: Path, told: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+def _compare(path: Path, reported: Mapping[str, Any], again: Mapping[str, Any]) -> None:
     """Everything told must come out again; numbers to 1e-6, since p-values are bounds to that precision at least."""
     for name, value in again.items():
-        if not _same(told.get(name), value):
+        if not _same(reported.get(name), value):
             raise FaultError(
                 f"{path} does not come out again: {name} is different",
-                expected=str(told.get(name))[:300],
+                expected=str(reported.get(name))[:300],
                 found=str(value)[:300],
             )
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float | int) and isinstance(other, float | int):
-        return one == other or (abs(one) < 1e300 and abs(one - other) <= 1e-6)
-    return one == other
+def _same(left: Any, other: Any) -> bool:
+    if isinstance(left, dict) and isinstance(other, dict):
+        return left.keys() == other.keys() and all(_same(left[key], other[key]) for key in left)
+    if isinstance(left, list) and isinstance(other, list):
+        return len(left) == len(other) and all(_same(a, b) for a, b in zip(left, other, strict=True))
+    if isinstance(left, float | int) and isinstance(other, float | int):
+        return left == other or (abs(left) < 1e300 and abs(left - other) <= 1e-6)
+    return left == other

@@ -79,11 +79,11 @@ def pool(counts: Sequence[Counts], groups: Mapping[str, Sequence[str]]) -> list[
     The claim is then about the group: the change in accuracy over its images together, drawn as they were drawn here.
     """
     inside = {member for members in groups.values() for member in members}
-    by_name = {one.task: one for one in counts}
-    pooled = [one for one in counts if one.task not in inside]
+    by_name = {count.task: count for count in counts}
+    pooled = [count for count in counts if count.task not in inside]
     for name, members in groups.items():
         ones = [by_name[member] for member in members]
-        sums = (sum(one.n for one in ones), sum(one.gained for one in ones), sum(one.lost for one in ones))
+        sums = (sum(item.n for item in ones), sum(item.gained for item in ones), sum(item.lost for item in ones))
         pooled.append(Counts(name, *sums, members=tuple(members)))
     return pooled
 
@@ -103,13 +103,13 @@ class TaskResult:
 
     def as_json(self) -> dict[str, Any]:
         """The task as it stands in the report of ``certify --json``; ``needed`` is added by the planner."""
-        one = self.counts
+        counts = self.counts
         return {
-            "task": one.task,
-            "n": one.n,
-            "gained": one.gained,
-            "lost": one.lost,
-            "difference": one.difference,
+            "task": counts.task,
+            "n": counts.n,
+            "gained": counts.gained,
+            "lost": counts.lost,
+            "difference": counts.difference,
             "margin": self.margin,
             "p_value": self.p_value,
             "p_adjusted": self.p_adjusted,
@@ -117,7 +117,7 @@ class TaskResult:
             "lower_bound": self.lower_bound,
             "simultaneous_lower_bound": self.simultaneous_lower_bound,
             "verdict": str(self.verdict),
-            **({"members": list(one.members)} if one.members else {}),
+            **({"members": list(counts.members)} if counts.members else {}),
         }
 
 
@@ -140,8 +140,8 @@ class Result:
     @property
     def devsafety(self) -> dict[str, Any]:
         """min over protected tasks of d̂_k, and the bound min_k L_k on the population's."""
-        worst = min(self.tasks, key=lambda one: one.counts.difference)
-        weakest = min(self.tasks, key=lambda one: one.lower_bound)
+        worst = min(self.tasks, key=lambda task: task.counts.difference)
+        weakest = min(self.tasks, key=lambda task: task.lower_bound)
         return {
             "observed": worst.counts.difference,
             "worst_task": worst.counts.task,
@@ -154,9 +154,9 @@ class Result:
         """The claim that was tested, in a sentence, with the correction that it took."""
         m = len(self.tasks)
         tasks = "the one protected task" if m == 1 else f"every one of the {m} protected tasks"
-        groups = [one.counts for one in self.tasks if one.counts.members]
+        groups = [task.counts for task in self.tasks if task.counts.members]
         pooled = f" ({', '.join(g.task + ' pools ' + ' + '.join(g.members) for g in groups)})" if groups else ""
-        margins = sorted({one.margin for one in self.tasks})
+        margins = sorted({task.margin for task in self.tasks})
         loss = f"{margins[0]:g}" if len(margins) == 1 else "its margin"
         target = f"; and the accuracy on the target {self.target.counts.task} rose" if self.target else ""
         sentence = {
@@ -201,18 +201,18 @@ def evaluate(
     if not counts:
         raise ValueError("a claim needs at least one task")
     everything = [*counts, *([target] if target else [])]
-    all_margins = [*(margins[one.task] for one in counts), *([0.0] if target else [])]
+    all_margins = [*(margins[count.task] for count in counts), *([0.0] if target else [])]
     m = len(everything)
     alone = delta / m if claim is Claim.BOUNDS else delta
     work = partial(_evidence, levels=(alone, delta / m))
     evidence = _mapped(work, list(zip(everything, all_margins, strict=True)), workers)
-    p = [one[0] for one in evidence]
+    p = [item[0] for item in evidence]
     correct = hommel if disjoint else holm
     adjusted = _adjusted(p, claim, correct)
-    regressed = correct([one[1] for one in evidence])
+    regressed = correct([item[1] for item in evidence])
     results = [
         TaskResult(
-            one,
+            item,
             margin,
             p_value=found[0],
             p_adjusted=p_adjusted,
@@ -221,7 +221,7 @@ def evaluate(
             simultaneous_lower_bound=found[2][1],
             verdict=_task_verdict(claim, delta, margin, p_adjusted, p_regressed, found[2][0]),
         )
-        for one, margin, found, p_adjusted, p_regressed in zip(
+        for item, margin, found, p_adjusted, p_regressed in zip(
             everything, all_margins, evidence, adjusted, regressed, strict=True
         )
     ]
@@ -231,9 +231,9 @@ def evaluate(
     )
 
 
-def _evidence(one: tuple[Counts, float], levels: tuple[float, float]) -> tuple[float, float, list[float]]:
+def _evidence(hypothesis: tuple[Counts, float], levels: tuple[float, float]) -> tuple[float, float, list[float]]:
     """p-value, p-value of the other direction (1 where it cannot matter), lower bounds at both levels."""
-    counts, margin = one
+    counts, margin = hypothesis
     p = p_value(counts.gained, counts.lost, counts.n, margin)
     # T <= 0 in this direction is T >= 0 in the other; above, the other p-value is beyond every level in use.
     other = 1.0 if counts.difference > -margin else p_value_regressed(counts.gained, counts.lost, counts.n, margin)
@@ -245,13 +245,13 @@ def _mapped(
     items: list[tuple[Counts, float]],
     workers: int,
 ) -> list[tuple[float, float, list[float]]]:
-    if workers < 2 or sum(one.n for one, _ in items) < WORTH_A_PROCESS:
-        return [work(one) for one in items]
+    if workers < 2 or sum(item.n for item, _ in items) < WORTH_A_PROCESS:
+        return [work(item) for item in items]
     # Large tasks first, so that no worker is left with one at the end.
     order = sorted(range(len(items)), key=lambda index: -items[index][0].n)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
         found = list(executor.map(work, [items[index] for index in order], chunksize=4))
-    return [one for _, one in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+    return [item for _, item in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 
 def _adjusted(p: Sequence[float], claim: Claim, correct: Callable[[Sequence[float]], list[float]]) -> list[float]:
@@ -262,7 +262,7 @@ def _adjusted(p: Sequence[float], claim: Claim, correct: Callable[[Sequence[floa
     # Intersection-union: if all pass alone, all are certified. Otherwise a list of those that pass is a claim about
     # particular tasks, and takes its correction.
     together = max(p)
-    return [min(one, together) for one in correct(p)]
+    return [min(item, together) for item in correct(p)]
 
 
 def _task_verdict(
@@ -278,7 +278,7 @@ def _task_verdict(
 
 
 def _overall(results: Sequence[TaskResult]) -> Verdict:
-    verdicts = {one.verdict for one in results}
+    verdicts = {result.verdict for result in results}
     if Verdict.REGRESSED in verdicts:
         return Verdict.REGRESSED
     return Verdict.CERTIFIED if verdicts == {Verdict.CERTIFIED} else Verdict.UNDECIDED

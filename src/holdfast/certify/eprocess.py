@@ -55,7 +55,7 @@ class EProcess:
     def value(self) -> float:
         """The mean over λ of E_n(λ)."""
         top = max(self._logs)
-        mean = sum(math.exp(one - top) for one in self._logs) / len(self._logs)
+        mean = sum(math.exp(log - top) for log in self._logs) / len(self._logs)
         return math.exp(min(top + math.log(mean), 700.0))
 
     def passes(self, delta: float) -> bool:

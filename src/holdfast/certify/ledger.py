@@ -1,7 +1,7 @@
 """The ledger of sealed sets: what was queried, how often, and when a set is spent.
 
-A sealed set is known by the fingerprint of its example ids. It has a budget of R queries and B passes, fixed at its first
-query; each query is tested at
+A sealed set is known by the fingerprint of its example ids. It has a budget of R queries and B passes, fixed at its
+first query; each query is tested at
 
     level = δ / sum over j < B of J^j C(R, j+1)         (B = 1: δ / R)
 
@@ -110,7 +110,7 @@ class Query:
             self._ledger.record_result(self.fingerprint, self.number, found)
         elif self.recorded != found:
             raise FaultError(
-                f"query {self.number} at the sealed set {_short(self.fingerprint)} came out differently the second time",
+                f"query {self.number} at the sealed set {_short(self.fingerprint)} came out otherwise the second time",
                 expected=f"{_outcome(self.recorded)}, as the ledger says",
                 found=_outcome(found),
                 do="finish the run on the kind of machine that it was begun on; nothing was changed",
@@ -170,8 +170,9 @@ class Ledger:
     ) -> Generator[Query, None, None]:
         """Spend one query: it is on disk when the block is entered. One on record for this ``claim`` is taken up.
 
-        A block that is left without ``close`` leaves the query without a result. Refuses, spending nothing, when the set
-        is retired, when the budget is not the one it was opened with, or when there are more candidates than it allows
+        A block that is left without ``close`` leaves the query without a result. Refuses, spending nothing, when the
+        set is retired, when the budget is not the one it was opened with, or when there are more candidates than it
+        allows
         for.
         """
         if candidates > budget.candidates and budget.passes > 1:

@@ -91,7 +91,7 @@ def _task(
             expected="a change no larger than the share of images that flip",
         )
     truth = Truth(flip, difference)
-    one: dict[str, Any] = {"task": name, "discordance": flip, "margin": margin}
+    row: dict[str, Any] = {"task": name, "discordance": flip, "margin": margin}
     if margin is not None:
         check_margin(margin, name)
         if margin + difference <= 0.0:
@@ -101,7 +101,7 @@ def _task(
                 do="accept a margin, or plan for a gain with --difference",
             )
         try:
-            one["per_task"] = images_needed(margin, truth, level, power)
+            row["per_task"] = images_needed(margin, truth, level, power)
         except OverflowError as error:
             raise UserError(
                 f"a margin of {margin:g} takes more than {MOST_IMAGES:,} images ({name})",
@@ -109,16 +109,16 @@ def _task(
                 do="accept a larger margin, or plan for a larger --difference",
             ) from error
     if images is not None:
-        one |= {"images": images, "best_margin": best_margin(images, truth, level, power)}
-    return one
+        row |= {"images": images, "best_margin": best_margin(images, truth, level, power)}
+    return row
 
 
 def _worst(by_task: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The answer for all tasks together: as many images, and as large a margin, as the worst of them needs."""
-    told: dict[str, Any] = {}
-    if all("per_task" in one for one in by_task):
-        told["per_task"] = max(one["per_task"] for one in by_task)
-    if all("images" in one for one in by_task):
-        best = [one["best_margin"] for one in by_task]
-        told |= {"images": by_task[0]["images"], "best_margin": None if None in best else max(best)}
-    return told
+    reported: dict[str, Any] = {}
+    if all("per_task" in item for item in by_task):
+        reported["per_task"] = max(item["per_task"] for item in by_task)
+    if all("images" in item for item in by_task):
+        best = [item["best_margin"] for item in by_task]
+        reported |= {"images": by_task[0]["images"], "best_margin": None if None in best else max(best)}
+    return reported

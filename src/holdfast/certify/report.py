@@ -35,38 +35,42 @@ def report(
         "claim_tested": result.wording(),
         "promise": PROMISE,
         "level": result.delta,
-        "tasks": [_task(one, result, hypotheses, advise) for one in result.tasks],
+        "tasks": [_task(task, result, hypotheses, advise) for task in result.tasks],
         "target": _task(result.target, result, hypotheses, advise) if result.target else None,
         "devsafety": result.devsafety,
         "lemma_1": _lemma(result, complexity, rate),
-        "undecided": [one.counts.task for one in result.hypotheses if one.verdict is Verdict.UNDECIDED],
-        "regressed": [one.counts.task for one in result.hypotheses if one.verdict is Verdict.REGRESSED],
+        "undecided": [
+            hypothese.counts.task for hypothese in result.hypotheses if hypothese.verdict is Verdict.UNDECIDED
+        ],
+        "regressed": [
+            hypothese.counts.task for hypothese in result.hypotheses if hypothese.verdict is Verdict.REGRESSED
+        ],
     }
 
 
-def _task(one: TaskResult, result: Result, hypotheses: int, advise: bool) -> dict[str, Any]:
+def _task(task: TaskResult, result: Result, hypotheses: int, advise: bool) -> dict[str, Any]:
     needed = None
-    if advise and one.verdict is Verdict.UNDECIDED:
+    if advise and task.verdict is Verdict.UNDECIDED:
         alone = result.claim in (Claim.ALL, Claim.DEVSAFETY)
-        needed = needed_images(one, result.delta if alone else result.delta / hypotheses, hypotheses)
-    return {**one.as_json(), "needed": needed}
+        needed = needed_images(task, result.delta if alone else result.delta / hypotheses, hypotheses)
+    return {**task.as_json(), "needed": needed}
 
 
-def needed_images(one: TaskResult, level: float, hypotheses: int) -> int | None:
+def needed_images(task: TaskResult, level: float, hypotheses: int) -> int | None:
     """Images that would do for an undecided task, with D estimated from this data; None where no number is known to.
 
     At Δ = 0 first. Where the task has that many images already, it is the loss seen here that stands in the way: then
     at that loss, if it lies within the margin.
     """
-    counts, power = one.counts, per_task_power(ADVICE_POWER, hypotheses)
+    counts, power = task.counts, per_task_power(ADVICE_POWER, hypotheses)
     seen = estimated_discordance(counts.gained, counts.lost, counts.n)
     for difference in (0.0, counts.difference):
         # Rounded away from luck, so that similar tasks share one search.
         rounded = math.floor(difference * 1000 + 1e-9) / 1000
         discordance = min(1.0, max(_two_digits_up(seen), abs(rounded)))
-        if rounded + one.margin <= 0.0:
+        if rounded + task.margin <= 0.0:
             continue
-        needed = _sufficient(one.margin, discordance, rounded, level, power)
+        needed = _sufficient(task.margin, discordance, rounded, level, power)
         if needed is not None and needed > counts.n:
             return needed
     return None
@@ -89,11 +93,11 @@ def _sufficient(margin: float, discordance: float, difference: float, level: flo
 def _lemma(result: Result, complexity: float, rate: float) -> dict[str, Any]:
     """Lemma 1 of the paper on the 0-1 loss, beside the exact bounds: Δ_k >= d̂_k - allowance for all k at once."""
     m = len(result.tasks)
-    allowances = [lemma_one_allowance(one.counts.n, m, result.delta, complexity, rate) for one in result.tasks]
-    bounds = [max(-1.0, one.counts.difference - extra) for one, extra in zip(result.tasks, allowances, strict=True)]
+    allowances = [lemma_one_allowance(task.counts.n, m, result.delta, complexity, rate) for task in result.tasks]
+    bounds = [max(-1.0, item.counts.difference - extra) for item, extra in zip(result.tasks, allowances, strict=True)]
     return {
         "lower_bound": min(bounds),
-        "tasks": {one.counts.task: bound for one, bound in zip(result.tasks, bounds, strict=True)},
+        "tasks": {item.counts.task: bound for item, bound in zip(result.tasks, bounds, strict=True)},
         "C": complexity,
         "alpha": rate,
         "formula": "d - 4C/n^alpha - 2 sqrt(ln(2m/delta)/(2n)); C = 0 is the most favourable constant there can be",

@@ -192,7 +192,7 @@ class SealedOutcome:
     passed: bool
     shipped: str | None
     standing: Standing
-    told: dict[str, Any]  # the report: one bit, or in full
+    reported: dict[str, Any]  # the report: one bit, or in full
     old: pa.Table | None = None  # predictions of a retired set
     new: pa.Table | None = None
     first: pa.Table | None = None
@@ -278,20 +278,20 @@ def certify_candidates(
     assert standing is not None
     # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
     shown = chosen.shipped if chosen.passed else names[chosen.tested - 1]
-    told = _one_bit(plan, chosen.passed, standing)
+    reported = _one_bit(plan, chosen.passed, standing)
     if further is not None:
-        told["against_first"] = {"margins": further.settings(plan).margins}
+        reported["against_first"] = {"margins": further.settings(plan).margins}
     if not standing.retired:
-        return SealedOutcome(chosen.passed, chosen.shipped, standing, told)
+        return SealedOutcome(chosen.passed, chosen.shipped, standing, reported)
     full = report(
         run_test(paired_tables(old, made[str(shown)], plan.settings.labels), plan.settings),
         confidence=plan.settings.confidence,
     )
-    bit = told
-    told = {**full, "verdict": bit["verdict"], "sealed": {**bit["sealed"], "shown": shown}}
+    bit = reported
+    reported = {**full, "verdict": bit["verdict"], "sealed": {**bit["sealed"], "shown": shown}}
     if further is not None and first is not None:
-        told["against_first"] = {**bit["against_first"], **against_first(plan, further, first, made[str(shown)])}
-    return SealedOutcome(chosen.passed, chosen.shipped, standing, told, old, made[str(shown)], first)
+        reported["against_first"] = {**bit["against_first"], **against_first(plan, further, first, made[str(shown)])}
+    return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, old, made[str(shown)], first)
 
 
 def _holds(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.Table, level: float) -> bool:
@@ -308,7 +308,7 @@ def against_first(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, ne
     if not settings.margins:
         return {"tasks": []}
     result = run_test(paired_tables(first, new, settings.labels), settings)
-    return {"tasks": [one.as_json() for one in result.tasks], "devsafety": result.devsafety}
+    return {"tasks": [task.as_json() for task in result.tasks], "devsafety": result.devsafety}
 
 
 def _checked(plan: SealedClaim, table: pa.Table) -> pa.Table:
@@ -373,7 +373,7 @@ def write_run_certificate(
     identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
     entries = _until(ledger.entries(plan.fingerprint), outcome.standing.queries)
     record = {"entries": entries, "set": plan.fingerprint}
-    write_certificate(run.certificate, plan.settings, outcome.told, files, identities=identities, ledger=record)
+    write_certificate(run.certificate, plan.settings, outcome.reported, files, identities=identities, ledger=record)
     return run.certificate
 
 

@@ -49,8 +49,8 @@ def retained(
     counts: Sequence[Counts], margins: Mapping[str, float], level: float, target: Counts | None = None
 ) -> bool:
     """The one bit: every task Δ_k > -ε_k at ``level`` (intersection-union) and, where given, Δ_target > 0."""
-    hypotheses = [(one, margins[one.task]) for one in counts] + ([(target, 0.0)] if target else [])
-    return all(p_value(one.gained, one.lost, one.n, margin) <= level for one, margin in hypotheses)
+    hypotheses = [(count, margins[count.task]) for count in counts] + ([(target, 0.0)] if target else [])
+    return all(p_value(item.gained, item.lost, item.n, margin) <= level for item, margin in hypotheses)
 
 
 def evidence_order(
@@ -58,16 +58,21 @@ def evidence_order(
 ) -> list[str]:
     """Names of candidates by dev evidence, strongest first: the order for candidates that no λ puts in order.
 
-    The evidence of a candidate is its largest p-value over tasks (with Δ > 0 for the target): what its weakest task
+    The evidence of a counts is its largest p-value over tasks (with Δ > 0 for the target): what its weakest task
     shows. Of equals the one with the larger gain on the target, then the earlier name, comes first.
     """
 
     def key(name: str) -> tuple[float, float, str]:
         p = max(
-            p_value(one.gained, one.lost, one.n, 0.0 if one.task == target else margins[one.task])
-            for one in candidates[name]
+            p_value(
+                counts.gained,
+                counts.lost,
+                counts.n,
+                0.0 if counts.task == target else margins[counts.task],
+            )
+            for counts in candidates[name]
         )
-        gain = sum(one.difference for one in candidates[name] if one.task == target)
+        gain = sum(counts.difference for counts in candidates[name] if counts.task == target)
         return p, -gain, name
 
     return sorted(candidates, key=key)

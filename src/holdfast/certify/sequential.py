@@ -31,7 +31,7 @@ def sequential_report(
     everything = all(reached is not None for reached, _ in found.values())
     tasks: list[dict[str, Any]] = []
     for task, (reached, process) in found.items():
-        one, margin = counts[task], hypotheses[task]
+        of_task, margin = counts[task], hypotheses[task]
         other = first_passage((-change for change in paired.changes(task)), -margin, delta / m)[0]
         verdict = Verdict.UNDECIDED
         if other is not None:
@@ -41,10 +41,10 @@ def sequential_report(
         tasks.append(
             {
                 "task": task,
-                "n": one.n,
-                "gained": one.gained,
-                "lost": one.lost,
-                "difference": one.difference,
+                "n": of_task.n,
+                "gained": of_task.gained,
+                "lost": of_task.lost,
+                "difference": of_task.difference,
                 "margin": margin,
                 "e_value": process.value,
                 "largest_e_value": process.largest,
@@ -52,7 +52,7 @@ def sequential_report(
                 "verdict": str(verdict),
             }
         )
-    verdicts = {one["verdict"] for one in tasks}
+    verdicts = {item["verdict"] for item in tasks}
     overall = "regressed" if "regressed" in verdicts else "certified" if everything else "undecided"
     also = f"; and the accuracy on the target {target} rose" if target else ""
     return {
@@ -63,8 +63,8 @@ def sequential_report(
         "claim_tested": f"on {task_words(len(margins))} the new model loses less accuracy than its margin{also} "
         f"[e-processes, each to reach {1 / delta:g}; false at any time with probability at most {delta:g}]",
         "promise": SEQUENTIAL_PROMISE,
-        "tasks": [one for one in tasks if one["task"] != target],
-        "target": next((one for one in tasks if one["task"] == target), None),
+        "tasks": [item for item in tasks if item["task"] != target],
+        "target": next((item for item in tasks if item["task"] == target), None),
     }
 
 

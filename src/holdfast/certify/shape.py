@@ -35,6 +35,6 @@ def check_certificate(certificate: Mapping[str, Any], path: Path) -> None:
         raise UserError(f"{path} is not a certificate of this version: unknown setting {unknown[0]!r}")
 
 
-def check_lemma(told: Mapping[str, Any], path: Path) -> None:
+def check_lemma(reported: Mapping[str, Any], path: Path) -> None:
     """The constants of Lemma 1 that a certificate with predictions was made with."""
-    check_shape(told, _LEMMA, path, "report")
+    check_shape(reported, _LEMMA, path, "report")

@@ -148,7 +148,7 @@ def _column(table: pa.Table, name: str, path: Path) -> Column:
 def _codes(indices: Any) -> IntArray:
     """The indices of a dictionary, -1 for null; read from memory where that is possible."""
     if indices.null_count:
-        return np.array([-1 if one is None else one for one in indices.to_pylist()], dtype=np.int64)
+        return np.array([-1 if item is None else item for item in indices.to_pylist()], dtype=np.int64)
     kind = np.dtype(str(indices.type))
     start = indices.offset * kind.itemsize
     return np.frombuffer(indices.buffers()[1], kind, len(indices), start).astype(np.int64)
@@ -169,7 +169,7 @@ def _columns(table: pa.Table, wanted: Sequence[str], path: Path) -> dict[str, Co
             found=",".join(table.column_names) or "no columns",
             do=f"rename or add them; {nearest(missing[0], names)}",
         )
-    several = [name for name in wanted if [one.strip() for one in table.column_names].count(name) > 1]
+    several = [name for name in wanted if [column_name.strip() for column_name in table.column_names].count(name) > 1]
     if several:
         raise UserError(f"{path} has several columns {several[0]}", expected="each column once")
     if len(table) == 0:
@@ -264,14 +264,14 @@ def _check_labels(
     spelling only, and predictions none of which is a label, are mistakes that would count as errors of a model.
     """
     labels, tasks = set(label.names), set(task.names)
-    said = set[str]().union(*(column.names for column in predictions.values()))
+    predicted = set[str]().union(*(column.names for column in predictions.values()))
     allowed = set(declared)
-    unknown = sorted((labels | said) - allowed) if allowed else sorted(labels - tasks - said)
+    unknown = sorted((labels | predicted) - allowed) if allowed else sorted(labels - tasks - predicted)
     if unknown:
         raise UserError(
             f"{where} holds unknown {'label' if len(unknown) == 1 else 'labels'} {', '.join(unknown[:5])}",
             expected="labels that --labels names" if allowed else "labels that are a task or that a model predicts",
-            found=f"{unknown[0]!r}; {nearest(unknown[0], allowed or tasks | said)}",
+            found=f"{unknown[0]!r}; {nearest(unknown[0], allowed or tasks | predicted)}",
             do="correct the spelling, or name all labels with --labels a,b,c",
         )
     spellings = {_spelling(name): name for name in sorted(labels | tasks)}
@@ -283,11 +283,11 @@ def _check_labels(
                     expected=f"the spelling of the labels, {spellings[_spelling(value)]!r}",
                     do="write predictions and labels alike: a different spelling counts as a wrong answer",
                 )
-    if not said & (labels | tasks) and not allowed:
+    if not predicted & (labels | tasks) and not allowed:
         raise UserError(
             f"{where}: no prediction of either model is one of the labels",
             expected=f"predictions such as {', '.join(sorted(labels)[:3])}",
-            found=", ".join(sorted(said)[:3]),
+            found=", ".join(sorted(predicted)[:3]),
             do="write predictions as the names that the labels use",
         )
 

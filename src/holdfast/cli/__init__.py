@@ -6,6 +6,9 @@ Heavy imports (torch, pyarrow, scipy) happen inside the functions, so that ``--h
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import typer
@@ -26,7 +29,7 @@ from holdfast.cli import lineage as _lineage
 from holdfast.cli import report as _report
 from holdfast.cli import track as _track
 from holdfast.cli.retrieve import retrieve_app
-from holdfast.errors import Exit, HoldfastError
+from holdfast.errors import Exit, HoldfastError, RenamedSetting
 
 app = typer.Typer(
     name="holdfast",
@@ -72,12 +75,22 @@ app.add_typer(retrieve_app, name="retrieve")
 
 # Typer brings its own click in newer versions and uses the installed one in older ones: this finds the base class of
 # "no such option" and its kin in either.
-_USAGE_ERROR: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+_USAGE_ERROR: type[Exception] = next(item for item in typer.BadParameter.__mro__ if item.__name__ == "ClickException")
+
+
+def _show_warning(console: Console, otherwise: Callable[..., None], message: Any, category: Any, *where: Any) -> None:
+    """What was renamed is a hint to whoever wrote the file, without the line of code that said so."""
+    if issubclass(category, RenamedSetting):
+        console.print(Text("hint: ", style="bold yellow") + Text(str(message)), soft_wrap=True)
+    else:
+        otherwise(message, category, *where)
 
 
 def main() -> None:
     """Run the command line; errors meant for people are printed without a traceback."""
     console = Console(stderr=True, highlight=False)
+    warnings.showwarning = partial(_show_warning, console, warnings.showwarning)
+    warnings.simplefilter("always", RenamedSetting)
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -86,21 +86,21 @@ def certify(
     if sequential:
         if settings.groups:
             raise UserError("--sequential and --pool at once", do="leave one of them out")
-        told = sequential_report(paired, settings.margins, confidence, target)
+        reported = sequential_report(paired, settings.margins, confidence, target)
     else:
         result = run_test(paired, settings, workers=min(4, os.cpu_count() or 1))
-        told = report(result, confidence=confidence, complexity=lemma_constant)
+        reported = report(result, confidence=confidence, complexity=lemma_constant)
     if out is not None:
         if sequential:
             raise UserError("a certificate is written for a fixed set of images", do="leave out --sequential or --out")
         named = {"old model": old_model, "new model": new_model, "data": data}
         files |= {name: path for name, path in named.items() if path is not None}
-        write_certificate(out, settings, told, files)
+        write_certificate(out, settings, reported, files)
     if as_json:
-        print_json(told)
+        print_json(reported)
     else:
-        print_report(told)
-    return int(EXITS[told["verdict"]])
+        print_report(reported)
+    return int(EXITS[reported["verdict"]])
 
 
 def plan(
@@ -138,14 +138,14 @@ def plan(
     if predictions:
         paired = read_evidence(_files(predictions, None, None), [])
         assert paired is not None
-        counts = {name: one for name, one in paired.counts().items() if name != target}
-        flips = {name: estimated_discordance(one.gained, one.lost, one.n) for name, one in counts.items()}
+        counts = {name: item for name, item in paired.counts().items() if name != target}
+        flips = {name: estimated_discordance(item.gained, item.lost, item.n) for name, item in counts.items()}
     elif discordance is None:
         raise UserError("how often do the models differ?", do="give --discordance 0.02, or dev --predictions FILE")
     else:
         check_share("discordance", discordance, ends=True)
         flips = {"each": discordance}
-    told = plan_report(
+    reported = plan_report(
         flips,
         tasks or len(flips),
         default=default,
@@ -157,9 +157,9 @@ def plan(
         simultaneous=simultaneous,
     )
     if as_json:
-        print_json(told)
+        print_json(reported)
     else:
-        print_plan(told)
+        print_plan(reported)
     return int(Exit.DONE)
 
 
@@ -182,17 +182,17 @@ def verify(
 
     path = certificate / "certificate.json" if certificate.is_dir() else certificate
     held = verify_certificate(path)
-    told = {
+    reported = {
         "holds": True,
         "verdict": held["report"]["verdict"],
         "files": held["files"],
         "claim": held["report"]["claim"],
     }
     if as_json:
-        print_json(told)
+        print_json(reported)
     else:
         names = ", ".join(held["files"]) or "no files"
-        print(f"the certificate holds: verdict {told['verdict']}; checked {names}")
+        print(f"the certificate holds: verdict {reported['verdict']}; checked {names}")
         print(f"promise: {held['report']['promise']}")
     return int(Exit.DONE)
 
@@ -211,29 +211,29 @@ def _certify_run(
 
     run = RunFolder.open(path)
     if run.certificate.exists():
-        told = verify_certificate(run.certificate)["report"]
+        reported = verify_certificate(run.certificate)["report"]
     else:
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
-        told = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
+        reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
     if as_json:
-        print_json(told)
+        print_json(reported)
     else:
-        print_sealed(told)
-    return int(Exit.DONE if told["verdict"] == "certified" else Exit.UNDECIDED)
+        print_sealed(reported)
+    return int(Exit.DONE if reported["verdict"] == "certified" else Exit.UNDECIDED)
 
 
 def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
     """The margin for all tasks, and those of single ones."""
     default: float | None = None
     single: dict[str, float] = {}
-    for one in given or []:
-        name, _, number = one.rpartition("=")
+    for item in given or []:
+        name, _, number = item.rpartition("=")
         try:
             value = float(number)
         except ValueError as error:
             raise UserError(
-                f"--margin {one} is not a margin", expected="a number such as 0.02, or TASK=0.05", found=repr(number)
+                f"--margin {item} is not a margin", expected="a number such as 0.02, or TASK=0.05", found=repr(number)
             ) from error
         from holdfast.certify.certificate import check_margin
 
@@ -281,16 +281,16 @@ def _settings(
 
     if claim not in list(Claim):
         raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
-    there = paired.tasks()
-    groups = _groups(pools, there)
+    present = paired.tasks()
+    groups = _groups(pools, present)
     asked = [*tasks, *([target] if target else []), *(member for members in groups.values() for member in members)]
     for name in asked:
-        if name not in there:
-            raise UserError(f"the task {name!r} has no images here", found=nearest(name, there))
+        if name not in present:
+            raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
     members = [member for group in groups.values() for member in group]
     if len(set(members)) != len(members) or target in members or target in tasks:
         raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
-    protected = sorted({*(tasks or there), *members} - {target})
+    protected = sorted({*(tasks or present), *members} - {target})
     single = [name for name in protected if name not in members]
     if not protected:
         raise UserError("no protected task is left", found=f"only the target {target!r} has images")
@@ -301,11 +301,11 @@ def _settings(
 def _groups(pools: Sequence[str], tasks: Sequence[str]) -> dict[str, list[str]]:
     """Pooled groups of tasks, by name; a name stands for one thing only."""
     groups: dict[str, list[str]] = {}
-    for one in pools:
-        name, _, members = one.partition("=")
+    for pool in pools:
+        name, _, members = pool.partition("=")
         group = _names(members)
         if not name or not group or name in tasks or name in groups:
             found = "a task has that name" if name in tasks else "two groups have that name" if name in groups else ""
-            raise UserError(f"--pool {one} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
+            raise UserError(f"--pool {pool} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
         groups[name] = group
     return groups

@@ -137,7 +137,7 @@ def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
         return
     for kind, count in sorted(count_problems(problems).items()):
         console.print(f"[yellow]{escape(kind)}[/yellow]: {count}")
-        for problem in [one for one in problems if one.kind == kind][:5]:
+        for problem in [item for item in problems if item.kind == kind][:5]:
             console.print(f"    {escape(problem.where)}" + (f" ({escape(problem.detail)})" if problem.detail else ""))
         if count > 5:
             console.print("    …")
@@ -199,7 +199,7 @@ def pack(
     console.print(f"fingerprint {store.header['fingerprint']}")
     from holdfast.data.catalogue import Problem
 
-    _print_problems(console, [Problem(*one) for one in store.header["problems"]])
+    _print_problems(console, [Problem(*item) for item in store.header["problems"]])
 
 
 def leaks(
@@ -231,7 +231,7 @@ def leaks(
     if out is not None:
         _write_pairs(out, found)
     if as_json:
-        pairs = [dict(zip(("a", "b", "kind", "similarity"), one, strict=True)) for one in found]
+        pairs = [dict(zip(("a", "b", "kind", "similarity"), item, strict=True)) for item in found]
         print(json.dumps({"compared": compared, "pairs": pairs}, ensure_ascii=False))
     else:
         for line in compared:

@@ -31,10 +31,12 @@ def demo(
         console = Console(highlight=False)
         title = "accuracy on test images at the end of training (▼ lost)"
         console.print(comparison_table(title, [("plain", result.plain), ("holdfast", result.holdfast)]))
-        for name, one in (("plain fine-tuning", result.plain), ("holdfast", result.holdfast)):
-            worst = one.tasks[one.worst_task].accuracy_change * 100
-            gain = f"{one.target} {one.target_gain * 100:+.1f} points"
-            console.print(Text(f"{name}: {gain}; worst protected class: {one.worst_task} {worst:+.1f}", style="bold"))
+        for name, compared in (("plain fine-tuning", result.plain), ("holdfast", result.holdfast)):
+            worst = compared.tasks[compared.worst_task].accuracy_change * 100
+            gain = f"{compared.target} {compared.target_gain * 100:+.1f} points"
+            console.print(
+                Text(f"{name}: {gain}; worst protected class: {compared.worst_task} {worst:+.1f}", style="bold")
+            )
         decision = result.round.decision
         handed = (
             f"`holdfast develop` would hand back {decision.to_json()['chosen'] or 'the old model'}: {decision.reason}."

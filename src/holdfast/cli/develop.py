@@ -118,11 +118,11 @@ def _end(result: RoundResult, as_json: bool) -> int:
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 
 
-def _with_train(config: RoundConfig, **said: str | int | None) -> RoundConfig:
+def _with_train(config: RoundConfig, **given: str | int | None) -> RoundConfig:
     """The round with what the command line says of [train]."""
     from holdfast.config import parse
 
-    train = {name: value for name, value in said.items() if value is not None}
+    train = {name: value for name, value in given.items() if value is not None}
     if not train:
         return config
     values = {**config.train.model_dump(), **train}

@@ -56,7 +56,7 @@ def _show(found: Diagnosis) -> None:
     from rich.table import Table
 
     table = Table("task", "h", "multiplier", "cosine with target", "takes back", title=found.sentence())
-    taken = {one.task: one.taken_back for one in found.conflict.obstacles}
+    taken = {obstacle.task: obstacle.taken_back for obstacle in found.conflict.obstacles}
     lengths = found.gram.diagonal() ** 0.5
     order = sorted(range(len(found.tasks)), key=lambda k: -taken.get(found.tasks[k], 0.0))
     for k in order[:20]:

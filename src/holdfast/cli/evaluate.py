@@ -62,7 +62,7 @@ def evaluate(
         size=view.size,
         interpolation=view.interpolation,
         root=Path(),
-        roles=[one for one in Role if one != Role.SEALED] if role == Which.ALL else [Role(role.value)],
+        roles=[item for item in Role if item != Role.SEALED] if role == Which.ALL else [Role(role.value)],
         missing_ok=True,
         problems=problems,
     )
@@ -71,7 +71,7 @@ def evaluate(
     scores = per_task(table)
     errors = Console(stderr=True, highlight=False)
     for kind, count in count_problems(problems).items():
-        named = ", ".join(sorted({one.where for one in problems if one.kind == kind})[:5])
+        named = ", ".join(sorted({problem.where for problem in problems if problem.kind == kind})[:5])
         errors.print(f"note: {kind}: {count} ({named})", soft_wrap=True, markup=False)
     absent = [name for name in classifier.classes if name not in scores]
     if absent:

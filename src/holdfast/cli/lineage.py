@@ -30,44 +30,44 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
     from holdfast.cli.verdicts import print_json
     from holdfast.rounds.project import FIRST, Project
 
-    there = Project.open(project)
-    history = there.history()
+    opened = Project.open(project)
+    history = opened.history()
     if as_json:
-        print_json({"rounds": [one.entry for one in history], "unfinished": there.unfinished()})
+        print_json({"rounds": [item.entry for item in history], "unfinished": opened.unfinished()})
         return
     console = Console(highlight=False)
     tree = Tree(Text(FIRST, style="bold"))
     branches = {FIRST: tree}
-    for one in history:
-        branches[one.name] = branches[one.parent].add(_line(one))
+    for item in history:
+        branches[item.name] = branches[item.parent].add(_line(item))
     console.print(tree)
-    for name in there.unfinished():
+    for name in opened.unfinished():
         console.print(
-            Text(f"{name}: not finished (holdfast develop --resume {there.folder(name).root})", style="yellow")
+            Text(f"{name}: not finished (holdfast develop --resume {opened.folder(name).root})", style="yellow")
         )
     if not history:
         return
     table = Table("class", title="accuracy of the model handed back", title_justify="left")
     table.add_column(FIRST, justify="right")
-    for one in history:
-        table.add_column(one.name, justify="right")
-    for name, values in there.accuracy().items():
+    for item in history:
+        table.add_column(item.name, justify="right")
+    for name, values in opened.accuracy().items():
         table.add_row(Text(name), *(_accuracy(value, values[:place]) for place, value in enumerate(values)))
     console.print(table)
 
 
-def _line(one: Round) -> Text:
+def _line(entry: Round) -> Text:
     from rich.text import Text
 
     from holdfast.cli.verdicts import MARKS, STYLES
 
-    verdict = one.verdict or "no certificate"
-    change = one.accuracy[one.target] - one.entry["accuracy"]["old"][one.target]
-    what = "old model kept" if one.kept_old else f"{one.target} {change * 100:+.1f}"
-    text = Text(f"{one.name}  ", style="bold") + Text(
+    verdict = entry.verdict or "no certificate"
+    change = entry.accuracy[entry.target] - entry.entry["accuracy"]["old"][entry.target]
+    what = "old model kept" if entry.kept_old else f"{entry.target} {change * 100:+.1f}"
+    text = Text(f"{entry.name}  ", style="bold") + Text(
         f"{MARKS.get(verdict, '·')} {verdict}", STYLES.get(verdict, "dim")
     )
-    return text + Text(f"  {what} ({one.entry['accuracy']['role']})", style="dim")
+    return text + Text(f"  {what} ({entry.entry['accuracy']['role']})", style="dim")
 
 
 def _accuracy(value: float | None, before: list[float | None]) -> Text:
@@ -75,7 +75,7 @@ def _accuracy(value: float | None, before: list[float | None]) -> Text:
 
     if value is None:
         return Text("–", style="dim")
-    last = next((one for one in reversed(before) if one is not None), None)
+    last = next((item for item in reversed(before) if item is not None), None)
     dropped = last is not None and value < last
     return Text(f"{value * 100:.1f} %{' ▼' if dropped else ''}", style="bold red" if dropped else "")
 
@@ -101,34 +101,34 @@ def show(
     from holdfast.cli.verdicts import print_json
     from holdfast.rounds.project import Project
 
-    there = Project.open(project)
-    one = there.find(round_)
+    opened = Project.open(project)
+    entry = opened.find(round_)
     if as_json:
-        print_json(one.entry)
+        print_json(entry.entry)
         return
     console = Console(highlight=False)
-    console.print(_line(one))
+    console.print(_line(entry))
     facts = {
-        "parent": one.parent,
-        "target": one.target,
-        "protected": ", ".join(one.entry["protected"]),
-        "method": f"{one.entry['method']}, seed {one.entry['seed']}",
-        "reason": one.entry["reason"],
-        "handed back": "the old model" if one.kept_old else str(one.entry["chosen"]),
-        "against first": "certified too" if one.entry["against_first"] and one.verdict == "certified" else "–",
-        "candidates": ", ".join(one.entry["candidates"]),
-        "model": one.entry["model"],
-        "data": one.entry["data"],
-        "finished": one.entry["time"],
-        "folder": str(there.folder(one.name).root),
+        "parent": entry.parent,
+        "target": entry.target,
+        "protected": ", ".join(entry.entry["protected"]),
+        "method": f"{entry.entry['method']}, seed {entry.entry['seed']}",
+        "reason": entry.entry["reason"],
+        "handed back": "the old model" if entry.kept_old else str(entry.entry["chosen"]),
+        "against first": "certified too" if entry.entry["against_first"] and entry.verdict == "certified" else "–",
+        "candidates": ", ".join(entry.entry["candidates"]),
+        "model": entry.entry["model"],
+        "data": entry.entry["data"],
+        "finished": entry.entry["time"],
+        "folder": str(opened.folder(entry.name).root),
     }
     for name, value in facts.items():
         console.print(Text(f"{name + ':':<15}", style="dim") + Text(str(value)), soft_wrap=True)
-    table = Table("class", title=f"on {one.entry['accuracy']['role']} images", title_justify="left")
+    table = Table("class", title=f"on {entry.entry['accuracy']['role']} images", title_justify="left")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
-    before = one.entry["accuracy"]["old"]
-    for name, value in one.accuracy.items():
+    before = entry.entry["accuracy"]["old"]
+    for name, value in entry.accuracy.items():
         table.add_row(Text(name), f"{before[name] * 100:.1f} %", f"{value * 100:.1f} %", _change(value - before[name]))
     console.print(table)
 
@@ -157,8 +157,8 @@ def diff(
             name: {"images": found.examples[name], "before": found.right[name][0], "after": found.right[name][1]}
             for name in found.classes
         }
-        told = {"before": found.before, "after": found.after, "classes": classes}
-        print_json({**told, "flips": [asdict(flip) for flip in found.flips]})
+        reported = {"before": found.before, "after": found.after, "classes": classes}
+        print_json({**reported, "flips": [asdict(flip) for flip in found.flips]})
         return
     console = Console(highlight=False)
     table = Table("class", title=f"{found.before} → {found.after}", title_justify="left")

@@ -245,7 +245,7 @@ def clean(
 
     if not against and not quiet:
         _note("without --against nothing is compared with your protected, dev, sealed and test images")
-    section = run(folder, [protected_pictures(one) for one in against or ()], pictures=pictures)
+    section = run(folder, [protected_pictures(item) for item in against or ()], pictures=pictures)
     _print("clean", section, as_json, f"pairs in {folder}/clean: target.csv, negatives.csv and shards")
 
 
@@ -284,8 +284,8 @@ def everything(
     from holdfast.data.retrieve.manifest import RetrievalFolder
 
     # Before an hour of downloads, not after it.
-    for one in against or ():
-        check_against(one)
+    for item in against or ():
+        check_against(item)
     with _to_stderr(as_json), RetrievalFolder(out).writing():
         search(
             source, about, out, also, exclude, ratio, seed, min_side, min_similarity, nsfw, memory=memory, quiet=quiet

@@ -55,8 +55,8 @@ def print_round(result: RoundResult, *, as_json: bool) -> None:
     """The end of a round: the table, and in a sentence what is handed back."""
     if as_json:
         scores = {"dev": result.dev, "test": result.test}
-        told = {role: comparison_json(one) if one else None for role, one in scores.items()}
-        print(json.dumps({"run": str(result.folder.root), **result.decision.to_json(), **told}))
+        reported = {role: comparison_json(item) if item else None for role, item in scores.items()}
+        print(json.dumps({"run": str(result.folder.root), **result.decision.to_json(), **reported}))
         return
     console = Console(highlight=False)
     if result.kept_old:
@@ -67,10 +67,10 @@ def print_round(result: RoundResult, *, as_json: bool) -> None:
         console.print(comparison_table("on test images, scored once", [("new", result.test)]))
     else:
         console.print(comparison_table("on dev images", [("new", result.dev)]))
-    if result.decision.told is not None and "sealed" in result.decision.told:
+    if result.decision.reported is not None and "sealed" in result.decision.reported:
         from holdfast.cli.verdicts import print_sealed
 
-        print_sealed(result.decision.told)
+        print_sealed(result.decision.reported)
     console.print(sentence(result), soft_wrap=True)
 
 
@@ -81,8 +81,8 @@ def _print_frontier(console: Console, result: RoundResult) -> None:
     console.print(Text(f"{result.blocked_by} stands in the way of {result.dev.target}.", style="bold"))
     bought = read_json(result.folder.result)["gain_by_margin"]
     table = Table("accepted loss", f"gain of {result.dev.target}", title="what a margin would buy (dev images)")
-    for one in bought:
-        table.add_row(f"{one['margin'] * 100:g} points", f"{one['target_gain'] * 100:+.1f} points")
+    for item in bought:
+        table.add_row(f"{item['margin'] * 100:g} points", f"{item['target_gain'] * 100:+.1f} points")
     console.print(table)
 
 

@@ -46,10 +46,12 @@ def track(
     if to is Tracker.WANDB:
         print(trackers.to_wandb(run, Path(where) if where else None))
         return int(Exit.DONE)
-    told = trackers.to_mlflow(run, where, register=register, alias=alias)
-    print(f"run {told['run']}")
+    reported = trackers.to_mlflow(run, where, register=register, alias=alias)
+    print(f"run {reported['run']}")
     if register is None:
         return int(Exit.DONE)
-    state = f"promoted to @{alias}" if told["promoted"] else f"not promoted: verdict {told['verdict'] or 'none'}"
-    print(f"{register} version {told['version']}: {state}")
-    return int(Exit.DONE if told["promoted"] else Exit.UNDECIDED)
+    state = (
+        f"promoted to @{alias}" if reported["promoted"] else f"not promoted: verdict {reported['verdict'] or 'none'}"
+    )
+    print(f"{register} version {reported['version']}: {state}")
+    return int(Exit.DONE if reported["promoted"] else Exit.UNDECIDED)

@@ -33,48 +33,48 @@ def _verdict(value: str) -> Text:
     return Text(f"{MARKS[value]} {value}", style=STYLES[value])
 
 
-def print_report(told: Mapping[str, Any]) -> None:
+def print_report(reported: Mapping[str, Any]) -> None:
     """The verdict first, then the table, then what is missing, then the promise in its words."""
     console = Console(highlight=False)
-    console.print(Text("verdict: ") + _verdict(told["verdict"]))
-    console.print(Text(f"claim:   {told['claim_tested']}"))
-    sequential = told["claim"] == "sequential"
+    console.print(Text("verdict: ") + _verdict(reported["verdict"]))
+    console.print(Text(f"claim:   {reported['claim_tested']}"))
+    sequential = reported["claim"] == "sequential"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("task", overflow="fold", min_width=8)
     last = ("e-value", "passed at") if sequential else ("p", "bound")
     for name in ("n", "gained", "lost", "change", "margin", *last):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    rows = [*told["tasks"], *([told["target"]] if told.get("target") else [])]
-    for one in rows:
-        is_target = told.get("target") is one
+    rows = [*reported["tasks"], *([reported["target"]] if reported.get("target") else [])]
+    for row in rows:
+        is_target = reported.get("target") is row
         table.add_row(
-            Text(f"{one['task']} (target)" if is_target else one["task"]),
-            str(one["n"]),
-            str(one["gained"]),
-            str(one["lost"]),
-            percent(one["difference"]),
-            f"{one['margin'] * 100:g}",
-            *(_sequential_cells(one) if sequential else _cells(one)),
-            _verdict(one["verdict"]),
+            Text(f"{row['task']} (target)" if is_target else row["task"]),
+            str(row["n"]),
+            str(row["gained"]),
+            str(row["lost"]),
+            percent(row["difference"]),
+            f"{row['margin'] * 100:g}",
+            *(_sequential_cells(row) if sequential else _cells(row)),
+            _verdict(row["verdict"]),
         )
     console.print(table)
     if not sequential:
-        _print_reading(console, told, rows)
-    console.print(Text(f"promise: {told['promise']}", style="dim"))
+        _print_reading(console, reported, rows)
+    console.print(Text(f"promise: {reported['promise']}", style="dim"))
 
 
-def _cells(one: Mapping[str, Any]) -> tuple[str, str]:
-    return _p(one["p_value"]), percent(one["simultaneous_lower_bound"])
+def _cells(row: Mapping[str, Any]) -> tuple[str, str]:
+    return _p(row["p_value"]), percent(row["simultaneous_lower_bound"])
 
 
-def _sequential_cells(one: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{one['e_value']:.3g}", "" if one["passed_at"] is None else str(one["passed_at"])
+def _sequential_cells(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['e_value']:.3g}", "" if row["passed_at"] is None else str(row["passed_at"])
 
 
-def _print_reading(console: Console, told: Mapping[str, Any], rows: list[Any]) -> None:
+def _print_reading(console: Console, reported: Mapping[str, Any], rows: list[Any]) -> None:
     """How to read the columns, and for undecided tasks what would decide them."""
-    devsafety, lemma = told["devsafety"], told["lemma_1"]
+    devsafety, lemma = reported["devsafety"], reported["lemma_1"]
     console.print(
         Text(
             f"change, margin and bound in points. p: of this task alone, against a loss of the margin or more. bound: "
@@ -84,33 +84,33 @@ def _print_reading(console: Console, told: Mapping[str, Any], rows: list[Any]) -
             f"{lemma['C']:g}: {percent(lemma['lower_bound'])}."
         )
     )
-    for one in rows:
-        if one["verdict"] == "undecided":
-            console.print(Text(f"{one['task']}: {advice(one)}", style="yellow"))
+    for row in rows:
+        if row["verdict"] == "undecided":
+            console.print(Text(f"{row['task']}: {advice(row)}", style="yellow"))
 
 
-def advice(one: Mapping[str, Any]) -> str:
+def advice(row: Mapping[str, Any]) -> str:
     """What would decide an undecided task."""
-    if one["needed"] is not None:
+    if row["needed"] is not None:
         return (
-            f"{one['n']} images do not decide it; about {one['needed']} would, for an 80 % chance that all tasks pass"
+            f"{row['n']} images do not decide it; about {row['needed']} would, for an 80 % chance that all tasks pass"
         )
-    if one["difference"] <= -one["margin"]:
+    if row["difference"] <= -row["margin"]:
         return "the loss seen reaches the margin, without proof that the true one does; if it is real no number helps"
-    if one["margin"] == 0.0:
+    if row["margin"] == 0.0:
         return "a margin of 0 asks for proof of a gain; without one no number of images is enough"
     return "it has images enough for its margin and passes alone, or nearly; other tasks stand in the way"
 
 
-def print_sealed(told: Mapping[str, Any]) -> None:
+def print_sealed(reported: Mapping[str, Any]) -> None:
     """The single bit, or, of a retired set, everything."""
     console = Console(highlight=False)
-    sealed = told["sealed"]
-    if sealed["retired"] and "devsafety" in told:
-        print_report(told)
+    sealed = reported["sealed"]
+    if sealed["retired"] and "devsafety" in reported:
+        print_report(reported)
     else:
-        console.print(Text("verdict: ") + _verdict(told["verdict"]))
-        console.print(Text(f"promise: {told['promise']}", style="dim"))
+        console.print(Text("verdict: ") + _verdict(reported["verdict"]))
+        console.print(Text(f"promise: {reported['promise']}", style="dim"))
     passed = "passed" if sealed["passed"] else "did not pass"
     left = (
         "it is retired"
@@ -129,16 +129,18 @@ def print_plan(plan: Mapping[str, Any]) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("task", "flips", "margin", "images needed", "with your images"):
         table.add_column(name, justify="left" if name == "task" else "right")
-    for one in plan["by_task"]:
-        best = one.get("best_margin")
+    for item in plan["by_task"]:
+        best = item.get("best_margin")
         have = (
-            "" if "images" not in one else f"{one['images']} allow " + ("none" if best is None else f"{best * 100:g} %")
+            ""
+            if "images" not in item
+            else f"{item['images']} allow " + ("none" if best is None else f"{best * 100:g} %")
         )
         table.add_row(
-            Text(one["task"]),
-            f"{one['discordance'] * 100:.3g} %",
-            "" if one["margin"] is None else f"{one['margin'] * 100:g} %",
-            str(one.get("per_task", "")),
+            Text(item["task"]),
+            f"{item['discordance'] * 100:.3g} %",
+            "" if item["margin"] is None else f"{item['margin'] * 100:g} %",
+            str(item.get("per_task", "")),
             have,
         )
     console.print(table)

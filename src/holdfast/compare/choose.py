@@ -61,14 +61,14 @@ class Cell:
     @classmethod
     def of(cls, choice: Choice, compared: list[Comparison]) -> Cell:
         """From the comparisons of the seeds."""
-        targets = [one.tasks[one.target] for one in compared]
+        targets = [item.tasks[item.target] for item in compared]
         return cls(
             len(compared),
-            retention_ratio([one.dev_safety for one in compared]),
-            Spread.of(one.dev_safety for one in compared),
-            Spread.of(one.new_accuracy for one in targets),
-            Spread.of(one.target_gain for one in compared),
-            float(np.mean([one.old_accuracy for one in targets])),
+            retention_ratio([item.dev_safety for item in compared]),
+            Spread.of(item.dev_safety for item in compared),
+            Spread.of(target.new_accuracy for target in targets),
+            Spread.of(item.target_gain for item in compared),
+            float(np.mean([target.old_accuracy for target in targets])),
             choice.setting_text,
             choice.missing,
         )
@@ -98,8 +98,8 @@ def choose(jobs: list[Job], records: list[JobRecord]) -> list[Choice]:
         candidates = [numbers for numbers in finished.values() if len(numbers) == most]
         scores = [[records[n].dev for n in numbers] for numbers in candidates]
         best = choose_setting(
-            [[one.dev_safety for one in of if one is not None] for of in scores],
-            [[one.target_gain for one in of if one is not None] for of in scores],
+            [[compared.dev_safety for compared in of if compared is not None] for of in scores],
+            [[compared.target_gain for compared in of if compared is not None] for of in scores],
         )
         chosen = tuple(jobs[n] for n in candidates[best])
         missing = sum(len(numbers) - len(finished[setting]) for setting, numbers in settings.items())
@@ -133,4 +133,4 @@ def best_seed(choice: Choice) -> Job:
     """The one model that a next round would start from: safe on dev images if any is, with the largest gain."""
     scores = [JobFolder(job.folder).read().dev for job in choice.jobs]
     known = [(job, score) for job, score in zip(choice.jobs, scores, strict=True) if score is not None]
-    return max(known, key=lambda one: (one[1].dev_safety >= 0, one[1].target_gain, one[1].dev_safety))[0]
+    return max(known, key=lambda item: (item[1].dev_safety >= 0, item[1].target_gain, item[1].dev_safety))[0]

@@ -42,9 +42,9 @@ def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Figur
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
-    for one in axes.flat:
-        one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(labelsize=8)
+    for item in axes.flat:
+        item.spines[["top", "right"]].set_visible(False)
+        item.tick_params(labelsize=8)
     return figure, axes
 
 
@@ -70,11 +70,11 @@ def by_column(
         here = [(x, cells[row, column]) for x, column in zip(places, columns, strict=True) if (row, column) in cells]
         if not here:
             continue
-        x = np.array([one for one, _ in here]) + shift[number]
+        x = np.array([item for item, _ in here]) + shift[number]
         style: dict[str, Any] = {"color": _colour(number), "marker": _shape(number), "ms": 5, "lw": 1, "label": row}
         left.plot(x, [cell.retention_ratio * 100 for _, cell in here], **style)
         accuracy = [cell.target_accuracy for _, cell in here]
-        right.errorbar(x, [one.mean for one in accuracy], yerr=[one.std for one in accuracy], capsize=2, **style)
+        right.errorbar(x, [item.mean for item in accuracy], yerr=[item.std for item in accuracy], capsize=2, **style)
     base = [cell.base_accuracy for cell in cells.values()]
     if base:
         right.axhline(float(np.mean(base)), color="#444444", ls=":", lw=1)
@@ -124,8 +124,8 @@ def curves(rows: Mapping[str, Sequence[Curve]], steps_per_epoch: int | None) -> 
 
 def _mean(seeds: Sequence[Curve], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps that every seed looked at, mean and standard deviation over the seeds."""
-    common = sorted(set.intersection(*({int(step) for step in one.steps} for one in seeds)))
-    values = np.array([[one.values[name][list(one.steps).index(step)] for step in common] for one in seeds])
+    common = sorted(set.intersection(*({int(step) for step in seed.steps} for seed in seeds)))
+    values = np.array([[seed.values[name][list(seed.steps).index(step)] for step in common] for seed in seeds])
     return np.array(common), values.mean(axis=0), values.std(axis=0)
 
 
@@ -143,9 +143,9 @@ def trajectory(rows: Mapping[str, Sequence[Curve]]) -> Figure:
             axis.set_visible(True)
             axis.axvline(0, color="#b00020", lw=0.8)
             axis.axhline(0, color="#999999", lw=0.6)
-            for one in seeds:
-                age = _LIGHT_TO_DARK(np.linspace(0, 1, len(one.steps)))
-                axis.scatter(one.values[safety] * 100, one.values[gain] * 100, c=age, s=14, edgecolors="none")
+            for seed in seeds:
+                age = _LIGHT_TO_DARK(np.linspace(0, 1, len(seed.steps)))
+                axis.scatter(seed.values[safety] * 100, seed.values[gain] * 100, c=age, s=14, edgecolors="none")
             axis.set_title(f"{row}, {where}", fontsize=8)
             axis.set_xlabel("DevSafety(acc)", fontsize=7)
             axis.set_ylabel("target gain", fontsize=7)
@@ -158,7 +158,7 @@ def per_task(rows: Mapping[str, Sequence[Comparison]]) -> Figure:
     for axis, (row, compared) in zip(axes, rows.items(), strict=True):
         target = compared[0].target
         names = list(compared[0].tasks)
-        change = np.array([np.mean([one.tasks[name].accuracy_change for one in compared]) for name in names]) * 100
+        change = np.array([np.mean([item.tasks[name].accuracy_change for item in compared]) for name in names]) * 100
         order = np.argsort(change)
         place = np.empty(len(names))
         place[order] = np.arange(len(names))
@@ -172,7 +172,7 @@ def per_task(rows: Mapping[str, Sequence[Comparison]]) -> Figure:
         axis.axhline(0, color="#b00020", lw=0.8)
         axis.set_title(f"{row}: {int(dropped.sum())} of {len(names) - 1} drop", fontsize=8)
         if len(names) <= 15:
-            axis.set_xticks(np.arange(len(names)), [names[one] for one in order], rotation=60, fontsize=7, ha="right")
+            axis.set_xticks(np.arange(len(names)), [names[item] for item in order], rotation=60, fontsize=7, ha="right")
         else:
             axis.set_xlabel("tasks, from worst to best", fontsize=8)
         axis.set_ylabel("change (points)", fontsize=8)

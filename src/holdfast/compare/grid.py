@@ -106,7 +106,7 @@ class StudyConfig(Config):
         labels = [entry.title for entry in self.methods]
         for what, values in (("methods", labels), ("seeds", map(str, self.seeds)), ("sizes", map(str, self.sizes))):
             named = list(values)
-            twice = sorted({one for one in named if named.count(one) > 1})
+            twice = sorted({item for item in named if named.count(item) > 1})
             if twice:
                 raise ValueError(f"{', '.join(twice)}: twice under {what}; rows of one method need labels of their own")
         trained = {entry.title for entry in self.methods if entry.name != WISE_FT}
@@ -277,8 +277,8 @@ def _round_values(
         _put(values, "model.start", str(model) if model is not None else f"what {study.config.after} chose")
     if key:
         _put(values, key, value)
-    for name, one in (*((_full(name), one) for name, one in entry.set.items()), *setting):
-        _put(values, name, one)
+    for name, item in (*((_full(name), item) for name, item in entry.set.items()), *setting):
+        _put(values, name, item)
     return values
 
 
@@ -346,7 +346,7 @@ def base_folder(out: Path) -> Path:
 def setting_text(setting: tuple[tuple[str, Any], ...]) -> str:
     """``alpha=0.5 learning_rate=1e-05``: the last part of each key, the whole of it where two would be alike."""
     short = [key.rsplit(".", 1)[-1] for key, _ in setting]
-    names = [one if short.count(one) == 1 else key for one, (key, _) in zip(short, setting, strict=True)]
+    names = [item if short.count(item) == 1 else key for item, (key, _) in zip(short, setting, strict=True)]
     return " ".join(f"{name}={show(value)}" for name, (_, value) in zip(names, setting, strict=True))
 
 

@@ -103,9 +103,9 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
     config, folder = study.config.base, base_folder(out)
     if config is None:
         return
-    made_of, said = folder / "made-of.json", config.model_dump(mode="json", exclude_unset=True)
+    made_of, settings = folder / "made-of.json", config.model_dump(mode="json", exclude_unset=True)
     if made_of.exists():  # written when the model is whole
-        if read_json(made_of) != said:
+        if read_json(made_of) != settings:
             raise UserError(
                 f"{folder} holds a base model that was made with other settings",
                 do="choose another --out, or move that folder away: all jobs are then run again",
@@ -113,7 +113,7 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
         return
     say("making the base model")
     result = tune(config, folder, study.root, resume=(folder / "run.json").exists(), quiet=True)
-    write_json(made_of, said)
+    write_json(made_of, settings)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     say("base model: " + ", ".join(f"{name} {value * 100:.0f} %" for name, value in result.accuracy.items()))
 
@@ -170,4 +170,4 @@ def _remember(study: Study, out: Path) -> None:
 def status(jobs: list[Job]) -> dict[str, int]:
     """How many jobs are done, failed, begun and waiting."""
     records = read_records(jobs)
-    return {name: sum(one.status == name for one in records) for name in ("done", "failed", "begun", "waiting")}
+    return {name: sum(record.status == name for record in records) for name in ("done", "failed", "begun", "waiting")}

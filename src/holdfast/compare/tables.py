@@ -36,20 +36,20 @@ class Table:
 
     def text(self) -> str:
         """For a terminal; a drop has asterisks around it."""
-        rows = [[_starred(one) for one in row] for group in self.groups for row in group]
+        rows = [[_starred(item) for item in row] for group in self.groups for row in group]
         widths = [max(map(len, column)) for column in zip(self.heading, *rows, strict=True)]
 
         def line(fields: Sequence[str]) -> str:
             cells = [
-                one.ljust(width) if place < self.left else one.rjust(width)
-                for place, (one, width) in enumerate(zip(fields, widths, strict=True))
+                item.ljust(width) if place < self.left else item.rjust(width)
+                for place, (item, width) in enumerate(zip(fields, widths, strict=True))
             ]
             return "  ".join(cells).rstrip()
 
         rule = "-" * len("  ".join("-" * width for width in widths))
         lines = [self.title, "", line(self.heading), rule]
         for group in self.groups:
-            lines += [line([_starred(one) for one in row]) for row in group]
+            lines += [line([_starred(item) for item in row]) for row in group]
             lines.append(rule)
         return "\n".join([*lines, *([self.note] if self.note else []), ""])
 
@@ -58,17 +58,17 @@ class Table:
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self.heading)
-        writer.writerows([one.text for one in row] for group in self.groups for row in group)
+        writer.writerows([item.text for item in row] for group in self.groups for row in group)
         return file.getvalue()
 
     def latex(self) -> str:
         """For a paper; needs booktabs."""
         columns = "l" * self.left + "c" * (len(self.heading) - self.left)
         bodies = [
-            "\n".join(" & ".join(_latex_entry(one) for one in row) + r" \\" for row in group) for group in self.groups
+            "\n".join(" & ".join(_latex_entry(item) for item in row) + r" \\" for row in group) for group in self.groups
         ]
         body = "\n\\midrule\n".join(bodies)
-        head = " & ".join(_latex(one) for one in self.heading)
+        head = " & ".join(_latex(item) for item in self.heading)
         note = f"\n% {self.note}" if self.note else ""
         return (
             f"\\begin{{table}}\n\\centering\n\\caption{{{_latex(self.title)}}}\n"
@@ -78,7 +78,7 @@ class Table:
 
     def html(self) -> str:
         """A page of its own."""
-        head = "".join(f"<th>{html.escape(one)}</th>" for one in self.heading)
+        head = "".join(f"<th>{html.escape(item)}</th>" for item in self.heading)
         groups = "".join(
             "<tbody>" + "".join("<tr>" + "".join(map(_html_entry, row)) + "</tr>" for row in group) + "</tbody>"
             for group in self.groups
@@ -137,16 +137,16 @@ def main_table(
     base = [next((cell for (_, place), cell in cells.items() if place == column), None) for column in columns]
     groups = [
         (
-            _line("Base", "Retention Ratio//DevSafety(acc)", ["100%//0.00(0.0000)" if one else "-" for one in base]),
-            _line("", f"Target {target}", [f"{one.base_accuracy:.4f}(0.0000)" if one else "-" for one in base]),
+            _line("Base", "Retention Ratio//DevSafety(acc)", ["100%//0.00(0.0000)" if item else "-" for item in base]),
+            _line("", f"Target {target}", [f"{item.base_accuracy:.4f}(0.0000)" if item else "-" for item in base]),
         )
     ]
     for row in rows:
         here = [cells.get((row, column)) for column in columns]
         groups.append(
             (
-                _line(row, "Retention Ratio//DevSafety(acc)", [_retention(one) for one in here]),
-                _line("", f"Target {target}", [_accuracy(one) for one in here]),
+                _line(row, "Retention Ratio//DevSafety(acc)", [_retention(item) for item in here]),
+                _line("", f"Target {target}", [_accuracy(item) for item in here]),
             )
         )
     seeds = sorted({cell.seeds for cell in cells.values()})
@@ -158,7 +158,7 @@ def main_table(
 
 
 def _line(first: str, second: str, rest: Sequence[str]) -> tuple[Entry, ...]:
-    return tuple(Entry(one) for one in (first, second, *rest))
+    return tuple(Entry(item) for item in (first, second, *rest))
 
 
 def _retention(cell: Cell | None) -> str:
@@ -177,7 +177,8 @@ def settings_table(
     """Which setting was chosen where."""
     body = tuple(
         tuple(
-            Entry(one) for one in (row, *(cells[row, c].setting or "-" if (row, c) in cells else "-" for c in columns))
+            Entry(item)
+            for item in (row, *(cells[row, c].setting or "-" if (row, c) in cells else "-" for c in columns))
         )
         for row in rows
     )
@@ -191,12 +192,12 @@ def task_table(title: str, scores: dict[str, list[Comparison]]) -> Table:
     first = next(iter(scores.values()))[0]
     tasks = [*(name for name in first.tasks if name != first.target), first.target]
     old = {
-        name: float(np.mean([one.tasks[name].old_accuracy for one in next(iter(scores.values()))])) for name in tasks
+        name: float(np.mean([item.tasks[name].old_accuracy for item in next(iter(scores.values()))])) for name in tasks
     }
     lines: list[tuple[Entry, ...]] = []
     base = (*(Entry(f"{old[name]:.4f}") for name in tasks), Entry(f"{np.mean(list(old.values())):.4f}"))
     for row, compared in scores.items():
-        changes = np.array([[one.tasks[name].accuracy_change for name in tasks] for one in compared])
+        changes = np.array([[item.tasks[name].accuracy_change for name in tasks] for item in compared])
         changes = np.concatenate([changes, changes.mean(axis=1, keepdims=True)], axis=1)
         entries = [
             Entry(f"{mean:+.4f}({std:.4f})", bold=mean < 0)

@@ -14,7 +14,7 @@ from holdfast.config.methods import (
     MethodConfig,
     ResearchConfig,
 )
-from holdfast.config.renamed import RenamedSetting, upgraded
+from holdfast.config.renamed import upgraded
 from holdfast.config.round import (
     CandidatesConfig,
     CertifyConfig,
@@ -37,7 +37,6 @@ __all__ = [
     "HoldfastConfig",
     "MethodConfig",
     "ModelConfig",
-    "RenamedSetting",
     "ResearchConfig",
     "RolesConfig",
     "RoundConfig",

@@ -78,9 +78,9 @@ def _check_depth(values: dict[str, Any]) -> None:
     for _ in range(_DEEPEST):
         level = [
             child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
         ]
         if not level:
             return
@@ -104,8 +104,8 @@ def _explain(model: type[Config], error: ValidationError, where: str) -> UserErr
     # An unknown key explains other faults (a required key that was misspelt), so it comes first. Where a value may be
     # one of several kinds there is a fault for each: that of the kind it comes closest to says most.
     above = faults[0]["loc"][:-1]
-    closest = max((one for one in faults if one["loc"][: len(above)] == above), key=lambda one: len(one["loc"]))
-    fault = next((one for one in faults if one["type"] == "extra_forbidden"), closest)
+    closest = max((item for item in faults if item["loc"][: len(above)] == above), key=lambda item: len(item["loc"]))
+    fault = next((item for item in faults if item["type"] == "extra_forbidden"), closest)
     section, location = _walk(model, [_shortened(str(part)) for part in fault["loc"]])
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
@@ -150,7 +150,7 @@ def _walk(model: type[Config], location: list[str]) -> tuple[type[Config] | None
 def _kinds(annotation: Any) -> int:
     """Of how many kinds a value may be; none at all is no kind."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return sum(one is not type(None) for one in typing.get_args(annotation))
+        return sum(get_arg is not type(None) for get_arg in typing.get_args(annotation))
     return 1
 
 
@@ -159,7 +159,7 @@ def _config_in(annotation: Any, tag: str) -> type[Config] | None:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return annotation
     found = [_config_in(argument, tag) for argument in typing.get_args(annotation)]
-    sections = [one for one in found if one is not None]
+    sections = [item for item in found if item is not None]
     for section in sections:
         if section.__name__ == tag or tag in typing.get_args(section.model_fields.get("name", _NO_FIELD).annotation):
             return section

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.errors import RenamedSetting
+
 # Former key -> key. Of [method] these are holdfast's own.
 _MOVED = {
     "certify.walk_back": "candidates.interpolation",
@@ -30,10 +32,6 @@ _MOVED_OF_HOLDFAST = {
     "method.constraint": "method.research.constraint",
     "method.beta_schedule": "method.research.beta_schedule",
 }
-
-
-class RenamedSetting(FutureWarning):
-    """A setting was given under a former name."""
 
 
 def upgraded(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -76,7 +76,8 @@ class TrainConfig(Config):
     """`auto`: bf16 where the device has it, else float32. Weights, similarities and losses stay float32."""
     device: str = "auto"
     speed: Literal["auto", "plain", "fast", "compiled", "graphs"] = "auto"
-    """How a step is computed; no word changes what is computed. `plain` calls the model's own modules. `fast` leaves out
+    """How a step is computed; no word changes what is computed. `plain` calls the model's own modules. `fast` leaves
+    out
     what no feature depends on and keeps activations in the working precision. `compiled` also compiles the blocks, on a
     GPU. `graphs` also records a step as a CUDA graph and plays it back, on one GPU. `auto`: plain on a CPU, graphs on a
     GPU where the method says that it can be recorded, else compiled."""

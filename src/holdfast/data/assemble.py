@@ -126,7 +126,7 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
     gathered = gather(everything, rows, size, interpolation)
     check_limit(gathered.problems, len(rows), limit)
     problems.extend(gathered.problems)
-    places = np.split(gathered.rows[inverse], np.cumsum([len(one) for one in wanted])[:-1])
+    places = np.split(gathered.rows[inverse], np.cumsum([len(item) for item in wanted])[:-1])
 
     def opener(role: Role) -> Callable[[], LabelledSet]:
         return lambda: _open(main, assigned, role, spec, size, interpolation, limit)
@@ -215,7 +215,7 @@ def check_roles(assigned: Assigned, classes: Sequence[str], config: RolesConfig)
                 raise UserError(
                     f"the class {name!r} has no image for the role {role.value!r}",
                     expected="at least one image of every class in every role",
-                    found=", ".join(f"{count} {one.value}" for one, count in found.items()),
+                    found=", ".join(f"{count} {item.value}" for item, count in found.items()),
                     do=f"add images, or raise `{role.value}` in [data.roles] (a whole number means images a class)",
                 )
 

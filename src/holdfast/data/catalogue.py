@@ -176,12 +176,14 @@ def join(catalogues: Sequence[Catalogue]) -> Catalogue:
     """Several catalogues as one."""
     tables: list[pa.Table] = []
     readers: list[Reader] = []
-    for one in catalogues:
-        moved = pa.array([number + len(readers) for number in one.table["reader"].to_pylist()], pa.int32())
-        tables.append(one.table.set_column(CATALOGUE.get_field_index("reader"), CATALOGUE.field("reader"), moved))
-        readers.extend(one.readers)
+    for catalogue in catalogues:
+        moved = pa.array([number + len(readers) for number in catalogue.table["reader"].to_pylist()], pa.int32())
+        tables.append(catalogue.table.set_column(CATALOGUE.get_field_index("reader"), CATALOGUE.field("reader"), moved))
+        readers.extend(catalogue.readers)
     table = pa.concat_tables(tables) if tables else CATALOGUE.empty_table()
-    return Catalogue(table, tuple(readers), tuple(problem for one in catalogues for problem in one.problems))
+    return Catalogue(
+        table, tuple(readers), tuple(problem for catalogue in catalogues for problem in catalogue.problems)
+    )
 
 
 def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogue:
@@ -198,15 +200,15 @@ def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogu
     check_limit(bad, len(listing.entries), limit)
     entries = [listing.entries[position] for position, _ in rows]
     decide = listing.decide_split
-    splits = [one.split for one in entries] if decide is None else [decide(identity) for _, identity in rows]
+    splits = [entry.split for entry in entries] if decide is None else [decide(identity) for _, identity in rows]
     table = pa.table(
         {
             "example_id": pa.array([identity for _, identity in rows], pa.string()),
-            "class": pa.array([one.label for one in entries], pa.string()),
-            "caption": pa.array([one.caption for one in entries], pa.string()),
+            "class": pa.array([entry.label for entry in entries], pa.string()),
+            "caption": pa.array([entry.caption for entry in entries], pa.string()),
             "split": pa.array(splits, pa.string()),
             "source": pa.array([listing.name] * len(rows), pa.string()),
-            "locator": pa.array([one.locator for one in entries], pa.string()),
+            "locator": pa.array([entry.locator for entry in entries], pa.string()),
             "reader": pa.array([0] * len(rows), pa.int32()),
             "index": pa.array([listing.indices[position] for position, _ in rows], pa.int64()),
         },
@@ -233,7 +235,7 @@ def check_limit(bad: Sequence[Problem], total: int, limit: float) -> None:
     """More unreadable pictures than the limit allows are an error that names the first of them."""
     if len(bad) <= limit * total:
         return
-    shown = "; ".join(f"{one.where} ({one.detail})" for one in bad[:5]) + ("; …" if len(bad) > 5 else "")
+    shown = "; ".join(f"{item.where} ({item.detail})" for item in bad[:5]) + ("; …" if len(bad) > 5 else "")
     raise UserError(
         f"{len(bad)} of {total} pictures cannot be read",
         expected=f"at most {limit:.3g} of them (bad_image_limit)",

@@ -275,8 +275,8 @@ class BatchMaker:
         both = self._shorten(self._target_tokens[target]), self._shorten(self._negative_tokens[negatives])
         if self._prompts is None:
             return both
-        self._columns = max(self._columns, *(one.shape[1] for one in both))
-        padded = [torch.nn.functional.pad(one, (0, self._columns - one.shape[1])) for one in both]
+        self._columns = max(self._columns, *(tensor.shape[1] for tensor in both))
+        padded = [torch.nn.functional.pad(tensor, (0, self._columns - tensor.shape[1])) for tensor in both]
         return padded[0], padded[1]
 
     def _to_device(self, values: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ class BatchMaker:
         from holdfast.kernels.text_packing import plan_rows
 
         lengths = [self._towers.lengths(target), self._towers.lengths(negatives)]
-        together = np.concatenate([*(one.numpy() for one in lengths if one is not None), prompts.lengths])
+        together = np.concatenate([*(length.numpy() for length in lengths if length is not None), prompts.lengths])
         columns = max(target.shape[1], negatives.shape[1], prompts.columns)
         return plan_rows(together, columns, prompts.width, prompts.rows).map(self._to_device)
 

@@ -314,7 +314,7 @@ def _finish(listing: Listing, rows: list[list[int]], out: Path, plan: dict[str, 
         "examples": len({line["example_id"] for line in lines}),
         "index": fingerprint_file(out / "index.arrow"),
         "blocks": [line["digest"] for line in journal],
-        "problems": [[one.kind, one.where, one.detail] for one in (*listing.problems, *bad)],
+        "problems": [[item.kind, item.where, item.detail] for item in (*listing.problems, *bad)],
     }
     header["fingerprint"] = fingerprint_json({key: header[key] for key in ("size", "interpolation", "index", "blocks")})
     write_json(out / "store.json", header)

@@ -152,7 +152,7 @@ def gather(
     part_of_reader = np.cumsum([pixels is not None for pixels in prepared]) if prepared else np.zeros(0, np.int64)
     part, row = part_of_reader[readers], indices.copy()
     part[direct], row[direct] = 0, np.arange(len(direct))
-    bad_rows = np.array([direct[one] for one, _ in bad], dtype=np.int64)
+    bad_rows = np.array([direct[item] for item, _ in bad], dtype=np.int64)
     problems = [problem for _, problem in bad]
     used = np.unique(part)
     if len(used) == 1:

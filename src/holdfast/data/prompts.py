@@ -119,10 +119,10 @@ def read_prompts(path: Path, classes: Sequence[str]) -> dict[str, tuple[str, ...
         if (
             not isinstance(sentences, list)
             or not sentences
-            or not all(isinstance(one, str) and one.strip() for one in sentences)
+            or not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences)
         ):
             raise UserError(f"{path}: {name!r} has no sentences", expected="a sentence or a list of sentences")
-        if any(printable(one) != one for one in sentences):
+        if any(printable(sentence) != sentence for sentence in sentences):
             raise UserError(f"{path}: a sentence of {name!r} is no text", expected="whole Unicode characters")
         if name not in classes:
             raise UserError(f"{path}: {name!r} is no class of this round", do=nearest(name, classes))

@@ -68,7 +68,7 @@ class Assigned:
     def without(self, ids: Collection[str]) -> Assigned:
         """The same less the training examples with these ids."""
         held_out = (Role.DEV, Role.SEALED, Role.TEST)
-        kept = [p for p, one in enumerate(self.ids) if one not in ids or self.roles[p] in held_out]
+        kept = [p for p, item in enumerate(self.ids) if item not in ids or self.roles[p] in held_out]
         return replace(
             self,
             rows=self.rows[kept],

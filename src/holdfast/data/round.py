@@ -164,8 +164,8 @@ class TextRows:
 class Kept:
     """Features of a frozen tower, computed once: of a whole set, or of a batch's rows.
 
-    ``tower`` names the tower that made them (:mod:`holdfast.train.feature_cache`). A model that carries the name has that
-    tower, and hands out these features in place of computing them again.
+    ``tower`` names the tower that made them (:mod:`holdfast.train.feature_cache`). A model that carries the name has
+    that tower, and hands out these features in place of computing them again.
     """
 
     features: Tensor  # [n, width]

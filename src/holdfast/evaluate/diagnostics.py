@@ -117,7 +117,7 @@ def _products(held: Sequence[Tensor], gradient: Tensor, begin: int, end: int) ->
     for left in range(begin, end, _COLUMNS):
         right = min(left + _COLUMNS, end)
         column = gradient[left:right].double()
-        total += torch.stack([one[left:right].double().dot(column) for one in held])
+        total += torch.stack([item[left:right].double().dot(column) for item in held])
     return total.cpu().numpy()
 
 
@@ -190,7 +190,7 @@ class Conflict:
     def sentence(self, target: str) -> str:
         """Which protected task stands in the target's way, in words."""
         free = f"{self.free_share * 100:.0f} % of the way down for {target!r} is open"
-        blocking = [one for one in self.obstacles if one.taken_back > 0]
+        blocking = [obstacle for obstacle in self.obstacles if obstacle.taken_back > 0]
         if not blocking:
             return f"No protected task stands in the way of {target!r}: at first order it improves without harm to any."
         first = blocking[0]
@@ -200,7 +200,7 @@ class Conflict:
         )
         if len(blocking) > 1:
             others = ", ".join(
-                f"{one.task!r} ({one.taken_back * 100:.0f} %, {one.cosine:+.2f})" for one in blocking[1:4]
+                f"{item.task!r} ({item.taken_back * 100:.0f} %, {item.cosine:+.2f})" for item in blocking[1:4]
             )
             more = f" and {len(blocking) - 4} more" if len(blocking) > 4 else ""
             text += f"; then {others}{more}"
@@ -268,8 +268,8 @@ class Diagnosis:
             "cosines": cosines(self.gram).tolist(),
             "free_share": self.conflict.free_share,
             "obstacles": [
-                {"task": one.task, "cosine": one.cosine, "taken_back": one.taken_back}
-                for one in self.conflict.obstacles
+                {"task": obstacle.task, "cosine": obstacle.cosine, "taken_back": obstacle.taken_back}
+                for obstacle in self.conflict.obstacles
             ],
             "in_words": self.sentence(),
         }
@@ -312,5 +312,5 @@ def parameter_groups(classifier: Classifier) -> tuple[list[nn.Parameter], list[n
     """Trainable parameters of the towers (and of a linear head), and those of the task heads."""
     heads = [parameter for parameter in classifier.heads.parameters() if parameter.requires_grad]
     of_heads = {id(parameter) for parameter in heads}
-    shared = [one for one in classifier.parameters() if one.requires_grad and id(one) not in of_heads]
+    shared = [item for item in classifier.parameters() if item.requires_grad and id(item) not in of_heads]
     return shared, heads

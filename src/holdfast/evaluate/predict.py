@@ -76,7 +76,7 @@ def predict_each(
     dtype = model.towers.projection.dtype
     with torch.no_grad():
         scored = _score(logits, examples, model.preprocess, batch_size, device, dtype, len(matrices))
-    return [_table(one, examples, model.classes) for one in scored]
+    return [_table(item, examples, model.classes) for item in scored]
 
 
 def _table(scored: _Scores, examples: LabelledSet, classes: Sequence[str]) -> pa.Table:
@@ -127,6 +127,6 @@ def _score(
         here = slice(start, start + batch_size)
         pixels = examples.images(here).to(device, non_blocking=True)
         images = normalize_views(pixels, preprocess.mean, preprocess.std, None, dtype)
-        for one, said in zip(scored, logits(images), strict=True):
-            one.fill(here, said, examples.labels[here])
+        for item, scores in zip(scored, logits(images), strict=True):
+            item.fill(here, scores, examples.labels[here])
     return scored

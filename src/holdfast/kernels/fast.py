@@ -9,7 +9,8 @@ What makes it fast, and why each is exact:
   norms, the last projection and all similarities stay float32: no copy of the weights outlives the step;
 - one function stands for every block of a tower, so that ``torch.compile`` sees it once and not twelve times.
 
-:func:`holdfast.model.compute.computing` switches it on around a step. Towers that are built otherwise keep their own modules, under autocast.
+:func:`holdfast.model.compute.computing` switches it on around a step. Towers that are built otherwise keep their own
+modules, under autocast.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _faster_attention(
             times[backend] = _time_attention(backend, (n, length, 3, heads, size), dtype, device)
         except RuntimeError:
             continue  # this card, shape or build does not have it
-    return [min(times, key=lambda one: times[one])] if times else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return [min(times, key=lambda time: times[time])] if times else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def _time_attention(backend: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
@@ -140,7 +141,7 @@ def fast_text(text: Any) -> bool:
 
 
 def _plain_blocks(transformer: Any) -> bool:
-    return type(transformer) is Transformer and all(_plain_block(one) for one in transformer.resblocks)
+    return type(transformer) is Transformer and all(_plain_block(resblock) for resblock in transformer.resblocks)
 
 
 def _plain_block(block: Any) -> bool:

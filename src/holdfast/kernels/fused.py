@@ -12,9 +12,10 @@ Exact, like :mod:`holdfast.kernels.fast`, and in another order of work again. Wi
 - Gradients of gains come from those of the weights, which are a thousandth of the activations' size:
   dgain_j = Σ_i dW'_ij W_ij with W' = W diag g. Gradients of biases are sums that other passes make on their way.
 
-On a GPU in bf16 the passes are those of :mod:`holdfast.kernels.triton_ops`, and on Hopper the MLP's products and attention
-of pictures are those of :mod:`holdfast.kernels.cuda.products` and :mod:`holdfast.kernels.cuda.attention`; elsewhere plain PyTorch
-does the same, which is how the tests compare it with autograd in float64.
+On a GPU in bf16 the passes are those of :mod:`holdfast.kernels.triton_ops`, and on Hopper the MLP's products and
+attention of pictures are those of :mod:`holdfast.kernels.cuda.products` and :mod:`holdfast.kernels.cuda.attention`;
+elsewhere
+plain PyTorch does the same, which is how the tests compare it with autograd in float64.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ def blocks(values: Tensor, weights: list[Weights], shape: Shape) -> tuple[Tensor
     # units' fast path. This copy is also what the blocks may write on.
     stream = functional.pad(values.reshape(shape.tokens, width), (0, 0, 0, -shape.tokens % 8))
     with torch.no_grad():
-        biases = [bias for one in weights for bias in (one[5], one[11])]
+        biases = [bias for weight in weights for bias in (weight[5], weight[11])]
         carried = torch.stack([torch.zeros_like(biases[0]), *biases]).cumsum(dim=0)
-    for number, one in enumerate(weights):
-        stream = cast(Tensor, _Block.apply(stream, carried[2 * number], carried[2 * number + 1], shape, *one))
+    for number, item in enumerate(weights):
+        stream = cast(Tensor, _Block.apply(stream, carried[2 * number], carried[2 * number + 1], shape, *item))
     return stream[: shape.tokens].view(shape.images, shape.length, width), carried[-1]
 
 

@@ -348,10 +348,10 @@ def _attend_backward(
     key = tl.arange(0, M)
     size = tl.arange(0, D)
     row = tl.arange(0, N)
-    there = key[:, None] < length
+    inside = key[:, None] < length
     of_keys = packed + at + between + key[:, None] * stride + size[None, :]
-    k = tl.load(of_keys, mask=there, other=0.0)
-    v = tl.load(of_keys + between, mask=there, other=0.0)
+    k = tl.load(of_keys, mask=inside, other=0.0)
+    v = tl.load(of_keys + between, mask=inside, other=0.0)
     level = tl.load(levels + row)
     if OWNED:
         owner = tl.load(owners + key, mask=key < length, other=-2)
@@ -371,7 +371,7 @@ def _attend_backward(
             of = tl.load(owners + start + row, mask=start + row < length, other=-3)
             p = tl.where((owner[:, None] == of[None, :]) & (key[:, None] <= (start + row)[None, :]), p, 0.0)
         else:
-            p = tl.where(there, p, 0.0)
+            p = tl.where(inside, p, 0.0)
         dp = tl.dot(v, tl.trans(g))
         dv = tl.dot(p.to(g.dtype), g, dv)
         ds = (p * (dp - delta[None, :])).to(g.dtype)
@@ -395,7 +395,7 @@ def attend_backward(
     """Gradient of packed q, k, v into ``result`` [T, 3·heads·D]; returns the sums of its columns [3·heads·D]."""
     m, n = max(64, triton.next_power_of_2(length)), 32
     sums = torch.empty(images, packed.shape[1], dtype=torch.float32, device=packed.device)
-    queries, gradients, outs = (_tiles(one, images, length, n) for one in (packed, gradient, out))
+    queries, gradients, outs = (_tiles(item, images, length, n) for item in (packed, gradient, out))
     _attend_backward[(images * heads,)](
         packed, result, queries, gradients, outs, _tiles(result, images, length, m), levels,
         levels if owners is None else owners, sums, length, levels.shape[1], heads, _SHARP, _HEAD**-0.5,

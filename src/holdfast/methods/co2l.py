@@ -42,7 +42,9 @@ class Co2l(LinearMethod):
 
     def phases(self) -> tuple[Phase, ...]:
         """Representation first, classifier second."""
-        image_parameters = tuple(one for one in self.model.towers.image_parameters() if one.requires_grad)
+        image_parameters = tuple(
+            image_parameter for image_parameter in self.model.towers.image_parameters() if image_parameter.requires_grad
+        )
         share = self.config.classifier_share if image_parameters else 1.0
         classifier = Phase(_CLASSIFIER, share, (self._head(),))
         return (Phase(_REPRESENTATION, 1 - share, image_parameters), classifier) if image_parameters else (classifier,)

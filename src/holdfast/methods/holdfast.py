@@ -88,8 +88,8 @@ class Holdfast(Method):
     def _replay(self, of_target: Tensor, of_protected: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of target and protected classes, so that they are told apart and not only held in place.
 
-        On protected pictures the target's logit counts for ``target_logit_margin`` more than it is: they must be told from the
-        target with room to spare, since it is there that new pictures of a protected class are lost.
+        On protected pictures the target's logit counts for ``target_logit_margin`` more than it is: they must be told
+        from the target with room to spare, since it is there that new pictures of a protected class are lost.
         """
         target = torch.full_like(batch.target_index, self.num_protected)
         of_protected = of_protected + self.config.target_logit_margin * self.is_target

@@ -41,7 +41,7 @@ class Wccl(Method):
         self.register_buffer("sizes", group_sizes(data), persistent=False)
         task_of = dict(zip(data.constraint.ids, data.constraint.labels.tolist(), strict=True))
         m = data.tasks.num_protected
-        task = torch.tensor([task_of.get(one, m + 1) for one in data.negatives.ids])
+        task = torch.tensor([task_of.get(item, m + 1) for item in data.negatives.ids])
         self.register_buffer("negative_task", task, persistent=False)
         # Negatives that are members of each task, [m + 2]; the last two groups are no tasks.
         shared = torch.bincount(task, minlength=m + 2) * (torch.arange(m + 2) < m)

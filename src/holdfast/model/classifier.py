@@ -34,8 +34,8 @@ def similarity(left: Tensor, right: Tensor) -> Tensor:
 
 def _rows(tokens: Sequence[Tensor]) -> Tensor:
     """Texts that were shortened to different lengths, one below the other: what is behind an end is never read."""
-    length = max(one.shape[1] for one in tokens)
-    return torch.cat([functional.pad(one, (0, length - one.shape[1])) for one in tokens])
+    length = max(token.shape[1] for token in tokens)
+    return torch.cat([functional.pad(token, (0, length - token.shape[1])) for token in tokens])
 
 
 def _tokens(texts: Tensor | Texts) -> Tensor:
@@ -48,7 +48,7 @@ def _held(texts: Tensor | Texts) -> Kept | None:
 
 def _kept(values: Sequence[Kept | None], tower: str | None) -> tuple[Tensor, ...] | None:
     """Kept features, where all of them are there and the tower's own."""
-    found = tuple(one.features for one in values if one is not None and one.tower == tower)
+    found = tuple(item.features for item in values if item is not None and item.tower == tower)
     return found if len(found) == len(values) else None
 
 
@@ -102,11 +102,11 @@ class Classifier(nn.Module):
 
     def image_features_together(self, *images: Images) -> tuple[Tensor, ...]:
         """The same for several kinds of a batch's pictures, in one pass of the tower: [n, D] each."""
-        kept = _kept([one.kept for one in images], self.towers.kept_images)
+        kept = _kept([image.kept for image in images], self.towers.kept_images)
         if kept is not None:
             return kept
-        features = self.image_features(torch.cat([one.pixels for one in images]))
-        return features.split([len(one) for one in images])
+        features = self.image_features(torch.cat([image.pixels for image in images]))
+        return features.split([len(image) for image in images])
 
     def text_features(self, texts: Tensor | Texts, head: int | None = None) -> Tensor:
         """E2, L2-normalised: texts of a batch, or tokens [n, L] -> [n, D]; ``head`` is a class, None is plain W."""
@@ -146,7 +146,7 @@ class Classifier(nn.Module):
             return kept
         tokens = [_tokens(captions), _tokens(plain), self.prompt_tokens]
         backbone = self.towers.text_backbone_in_rows(_rows(tokens), rows)
-        return backbone.split([len(one) for one in tokens])
+        return backbone.split([len(token) for token in tokens])
 
     def _text_features(self, backbone: Tensor, head: int | None) -> Tensor:
         with torch.autocast(backbone.device.type, enabled=False):

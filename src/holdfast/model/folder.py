@@ -127,8 +127,8 @@ def start_model(
 ) -> Classifier:
     """The classifier that development starts from.
 
-    ``weights`` is what :func:`holdfast.model.openclip.load_towers` takes, or a model folder: then its towers and heads are
-    used and ``architecture`` is not.
+    ``weights`` is what :func:`holdfast.model.openclip.load_towers` takes, or a model folder: then its towers and
+    heads are used and ``architecture`` is not.
     """
     if weights is not None and is_model_folder(weights):
         return load_model(Path(weights)).with_classes(classes, prompts, class_temperature)

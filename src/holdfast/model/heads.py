@@ -92,57 +92,57 @@ class TaskHeads(nn.Module):
 
     def append(self, added: HeadRound) -> None:
         """Append a round's factors as they are, on the device and in the type of those that are there."""
-        for there in self.rounds[:1]:
-            added.to(device=there.U.device, dtype=there.U.dtype)
+        for head in self.rounds[:1]:
+            added.to(device=head.U.device, dtype=head.U.dtype)
         self._rounds.append(added)
 
     def shared(self) -> TaskHeads:
         """Another list of the same factors: a round begun on one is not seen by the other."""
         heads = TaskHeads(self.embed_dim, self.text_width)
-        for there in self.rounds:
-            heads.append(there)
+        for head in self.rounds:
+            heads.append(head)
         return heads
 
     def rows_of(self, classes: Sequence[str]) -> Tensor:
         """Row of each class in each round, [rounds, K] int64."""
-        rows = [there.rows_of(classes) for there in self.rounds]
+        rows = [head.rows_of(classes) for head in self.rounds]
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(classes))
 
     def change(self, backbone: Tensor, rows: Tensor) -> Tensor | None:
         """Σ over rounds of scale · U_k V_kᵀ x, with rows [rounds, n]; None where there are no heads."""
         total: Tensor | None = None
-        for there, chosen in zip(self.rounds, rows, strict=True):
-            change = there.change(backbone, chosen)
+        for head, chosen in zip(self.rounds, rows, strict=True):
+            change = head.change(backbone, chosen)
             total = change if total is None else total + change
         return total
 
     def change_of_one(self, backbone: Tensor, name: str) -> Tensor | None:
         """The same for texts that all use the head of class ``name``."""
         total: Tensor | None = None
-        for there in self.rounds:
-            (row,) = there.rows_of([name])
+        for head in self.rounds:
+            (row,) = head.rows_of([name])
             if row >= 0:
-                change = there.change_of_one(backbone, row)
+                change = head.change_of_one(backbone, row)
                 total = change if total is None else total + change
         return total
 
     def dense(self, projection: Tensor, name: str) -> Tensor:
         """W_k of one class as a matrix, laid out as the towers' projection [text_width, D]: for tests and diagnosis."""
         result = projection
-        for there in self.rounds:
-            (row,) = there.rows_of([name])
+        for head in self.rounds:
+            (row,) = head.rows_of([name])
             if row >= 0:
-                result = result + there.scale * (there.V[row] @ there.U[row].T)
+                result = result + head.scale * (head.V[row] @ head.U[row].T)
         return result
 
     def spec(self) -> list[dict[str, Any]]:
         """JSON that :meth:`from_spec` rebuilds the shapes from."""
-        return [{"classes": list(there.classes), "rank": there.rank} for there in self.rounds]
+        return [{"classes": list(head.classes), "rank": head.rank} for head in self.rounds]
 
     @classmethod
     def from_spec(cls, embed_dim: int, text_width: int, spec: Sequence[dict[str, Any]]) -> TaskHeads:
         """Empty heads of the given shapes; weights are loaded afterwards. All of them are frozen."""
         heads = cls(embed_dim, text_width)
-        for one in spec:
-            heads.append(HeadRound(one["classes"], embed_dim, text_width, one["rank"]).requires_grad_(False))
+        for item in spec:
+            heads.append(HeadRound(item["classes"], embed_dim, text_width, item["rank"]).requires_grad_(False))
         return heads

@@ -138,7 +138,7 @@ class OpenClipTowers(TwoTowers):
     def _unused(self) -> list[nn.Parameter]:
         """Parameters that no feature depends on (logit scale, a caption decoder): they are not trained."""
         unused = ("logit_scale", "logit_bias", "text_decoder")
-        return [one for name, one in self.model.named_parameters() if name.split(".")[0] in unused]
+        return [item for name, item in self.model.named_parameters() if name.split(".")[0] in unused]
 
     @property
     @override

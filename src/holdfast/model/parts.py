@@ -152,7 +152,7 @@ class PartTowers(TwoTowers):
     @override
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         encoded = self._tokenizer.encode_batch(list(texts))
-        return torch.tensor([one.ids for one in encoded], dtype=torch.int64).reshape(len(encoded), _CONTEXT)
+        return torch.tensor([item.ids for item in encoded], dtype=torch.int64).reshape(len(encoded), _CONTEXT)
 
     @functools.cached_property
     def _tokenizer(self) -> Any:

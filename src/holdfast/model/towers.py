@@ -49,7 +49,7 @@ class Preprocess:
         """The inverse of :meth:`to_json`; values that describe no view are refused."""
         size, interpolation = value["size"], value["interpolation"]
         mean, std = tuple(value["mean"]), tuple(value["std"])
-        sane = len(mean) == len(std) == 3 and all(math.isfinite(one) for one in (*mean, *std)) and min(std) > 0
+        sane = len(mean) == len(std) == 3 and all(math.isfinite(item) for item in (*mean, *std)) and min(std) > 0
         if type(size) is not int or not 0 < size <= _LARGEST_SIDE or not sane:
             raise UserError(
                 "the model's preprocessing makes no picture",
@@ -67,7 +67,8 @@ class TwoTowers(nn.Module, ABC):
     preprocess: Preprocess
     embed_dim: int  # D
     text_width: int  # width of the text backbone's features
-    # Names under which features of a tower that is frozen are kept (holdfast.train.feature_cache). Copies carry them too.
+    # Names under which features of a tower that is frozen are kept (holdfast.train.feature_cache). Copies carry them
+    # too.
     kept_images: str | None = None
     kept_texts: str | None = None
 

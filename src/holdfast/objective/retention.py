@@ -41,15 +41,19 @@ class RetentionPenalty(Deferred):
     Call it with per-example losses of the new and the old model **on the same images and the same views**. Its buffers
     (u, the flags, the step count) are the algorithm's state: save them with your checkpoint, and resume.
 
-    ``tightening`` (0 in the paper) makes the constraint know its sample: h_k + tightening · 1.645 · sd_k / sqrt(n_k) <= 0, where
-    sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``). It vanishes
+    ``tightening`` (0 in the paper) makes the constraint know its sample: h_k + tightening · 1.645 · sd_k / sqrt(n_k)
+    <= 0, where sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``).
+    It vanishes
     at w_old, so w_old stays feasible.
 
-    ``required_improvement`` [m] (0 in the paper) asks for more than retention: h_k + required_improvement_k <= 0, an improvement of ask_k. Training that
-    only keeps its sample's losses where they were loses a little on new images; a small reserve makes up for it.
+    ``required_improvement`` [m] (0 in the paper) asks for more than retention: h_k + required_improvement_k <= 0, an
+    improvement of ask_k. Training that only keeps its sample's losses where they were loses a little on new images; a
+    small reserve makes up for it.
 
-    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight, which moves by dual_rate · u_k (with required_improvement
-    and tightening) a step, never below 0: a constraint that keeps being violated by little gets its weight all the same.
+    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight, which moves by dual_rate · u_k (with
+    required_improvement and tightening) a step, never below 0: a constraint that keeps being violated by little gets
+    its weight all the
+    same.
 
     ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
     :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.

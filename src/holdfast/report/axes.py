@@ -42,7 +42,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 def bounds(values: Sequence[float], *, zero: bool = True, pad: float = 0.06) -> tuple[float, float]:
     """Least and greatest value with some air; never an empty interval."""
-    known = [one for one in values if math.isfinite(one)] or [0.0]
+    known = [item for item in values if math.isfinite(item)] or [0.0]
     low, high = min(known), max(known)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
@@ -150,9 +150,9 @@ def line(xs: Sequence[float], ys: Sequence[float], plot: Plot, class_: str, tip:
 
 def band(xs: Sequence[float], lows: Sequence[float], highs: Sequence[float], plot: Plot, class_: str) -> Markup:
     """The area between two lines."""
-    there = [f"{plot.x(x):g} {plot.y(y):g}" for x, y in zip(xs, highs, strict=True)]
+    forth = [f"{plot.x(x):g} {plot.y(y):g}" for x, y in zip(xs, highs, strict=True)]
     back = [f"{plot.x(x):g} {plot.y(y):g}" for x, y in zip(reversed(xs), reversed(lows), strict=True)]
-    return tag("path", class_=class_, d="M" + "L".join([*there, *back]) + "Z")
+    return tag("path", class_=class_, d="M" + "L".join([*forth, *back]) + "Z")
 
 
 def dot(x: float, y: float, class_: str, tip: str, radius: float = 4.0, opacity: float | None = None) -> Markup:

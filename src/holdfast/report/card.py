@@ -55,7 +55,7 @@ def card_json(content: RunContent, name: str) -> dict[str, Any]:
                 for row in content.evidence.rows
             ],
         },
-        "sealed": None if content.told is None else content.told.get("sealed"),
+        "sealed": None if content.reported is None else content.reported.get("sealed"),
         "test": None
         if content.test is None
         else {"dev_safety": content.test.dev_safety, "target_gain": content.test.target_gain},
@@ -85,22 +85,22 @@ def card_markdown(card: dict[str, Any]) -> str:
         "| " + " | ".join(head) + " |",
         "| --- |" + " ---: |" * (len(head) - 1),
     ]
-    for one in card["evidence"]["tasks"]:
-        drop = " ▼" if one["change"] < 0 else ""
-        name = escaped(one["task"]) + (" (target)" if one["is_target"] else "")
+    for item in card["evidence"]["tasks"]:
+        drop = " ▼" if item["change"] < 0 else ""
+        name = escaped(item["task"]) + (" (target)" if item["is_target"] else "")
         cells = [
             name,
-            str(one["images"]),
-            percent(one["old_accuracy"]),
-            percent(one["new_accuracy"]),
-            points(one["change"]) + drop,
-            points(one["lower_bound"]),
-            f"{one['margin'] * 100:g}",
-            p_text(one["p_value"]).replace("<", "&lt;"),
+            str(item["images"]),
+            percent(item["old_accuracy"]),
+            percent(item["new_accuracy"]),
+            points(item["change"]) + drop,
+            points(item["lower_bound"]),
+            f"{item['margin'] * 100:g}",
+            p_text(item["p_value"]).replace("<", "&lt;"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "## Promise", "", escaped(card["promise"]), "", "## Limits", ""]
-    lines += [f"- {one}" for one in card["limits"]]
+    lines += [f"- {item}" for item in card["limits"]]
     lines += ["", "## Fingerprints", ""]
     lines += [f"- {key}: `{value}`" for key, value in card["fingerprints"].items() if value]
     return "\n".join([*lines, ""])

@@ -87,7 +87,7 @@ class RunContent:
     settings: ClaimedSettings
     state: Mapping[str, Any]
     result: Mapping[str, Any]
-    told: Mapping[str, Any] | None  # what may be told of the sealed images
+    reported: Mapping[str, Any] | None  # what may be told of the sealed images
     retired: bool  # whether the sealed set may be shown in full
     ledger: Sequence[Mapping[str, Any]]
     evidence: Evidence
@@ -107,7 +107,7 @@ class RunContent:
     @property
     def protected(self) -> list[str]:
         """The classes that must not get worse."""
-        return [str(one) for one in self.result["protected"]]
+        return [str(item) for item in self.result["protected"]]
 
     @property
     def kept_old(self) -> bool:
@@ -117,8 +117,8 @@ class RunContent:
     @property
     def verdict(self) -> str | None:
         """certified, undecided, or None where no look was made."""
-        told = self.told
-        return str(told["verdict"]) if told is not None else self.result["verdict"]
+        reported = self.reported
+        return str(reported["verdict"]) if reported is not None else self.result["verdict"]
 
     @property
     def margins(self) -> dict[str, float]:
@@ -165,15 +165,15 @@ def read_run(path: Path) -> RunContent:
     config, state = read_run_config(folder.config), read_run_state(folder.state)
     settings = ClaimedSettings.of(config, str(folder.config))
     result = read_run_result(folder.result)
-    target, protected = str(result["target"]), [str(one) for one in result["protected"]]
-    told, retired, entries, notes = _sealed(folder, settings, result)
+    target, protected = str(result["target"]), [str(item) for item in result["protected"]]
+    reported, retired, entries, notes = _sealed(folder, settings, result)
     metrics = read_metrics(folder.metrics)
-    candidates = [_candidate(one, target, result, told) for one in result["candidates"]]
-    shipped = next((one for one in candidates if one.name == result["chosen"]), None)
-    shown = shipped or max(candidates, key=lambda one: one.dev.target_gain)
+    candidates = [_candidate(item, target, result, reported) for item in result["candidates"]]
+    shipped = next((candidate for candidate in candidates if candidate.name == result["chosen"]), None)
+    shown = shipped or max(candidates, key=lambda candidate: candidate.dev.target_gain)
     margins, confidence = margins_of(settings.certify, protected), settings.certify.confidence
-    if told is not None and retired and "devsafety" in told:
-        evidence = sealed_evidence(told, _changes(_pair(folder, "old", "new", "sealed")))
+    if reported is not None and retired and "devsafety" in reported:
+        evidence = sealed_evidence(reported, _changes(_pair(folder, "old", "new", "sealed")))
     else:
         evidence = dev_evidence(shown.dev, margins, confidence, target)
     return RunContent(
@@ -182,7 +182,7 @@ def read_run(path: Path) -> RunContent:
         settings=settings,
         state=state,
         result=result,
-        told=told,
+        reported=reported,
         retired=retired,
         ledger=entries,
         evidence=evidence,
@@ -191,9 +191,9 @@ def read_run(path: Path) -> RunContent:
         test=_comparison(result["test"], target) if result.get("test") else None,
         candidates=candidates,
         looks=[
-            (int(one["step"]), float(one["evaluation"]["dev_safety"]), float(one["evaluation"]["target_gain"]))
-            for one in metrics
-            if one.get("evaluation") is not None
+            (int(metric["step"]), float(metric["evaluation"]["dev_safety"]), float(metric["evaluation"]["target_gain"]))
+            for metric in metrics
+            if metric.get("evaluation") is not None
         ],
         series={
             name: found for name in ("h", "u", "weight") if (found := _series(metrics, name, protected)) is not None
@@ -202,27 +202,29 @@ def read_run(path: Path) -> RunContent:
     )
 
 
-def _comparison(told: Mapping[str, Any], target: str) -> Comparison:
+def _comparison(reported: Mapping[str, Any], target: str) -> Comparison:
     tasks: dict[str, TaskChange] = {}
-    for name, one in told["tasks"].items():
-        n = int(one["examples"])
-        right = (round(one["old_accuracy"] * n), round(one["new_accuracy"] * n))
-        tasks[name] = TaskChange(n, *right, int(one["gained"]), int(one["lost"]), one["old_loss"], one["new_loss"])
+    for name, item in reported["tasks"].items():
+        n = int(item["examples"])
+        right = (round(item["old_accuracy"] * n), round(item["new_accuracy"] * n))
+        tasks[name] = TaskChange(n, *right, int(item["gained"]), int(item["lost"]), item["old_loss"], item["new_loss"])
     return Comparison(target, tasks)
 
 
 def _candidate(
-    one: Mapping[str, Any], target: str, result: Mapping[str, Any], told: Mapping[str, Any] | None
+    record: Mapping[str, Any], target: str, result: Mapping[str, Any], reported: Mapping[str, Any] | None
 ) -> Candidate:
-    step = int(str(one["step"]).removeprefix("step-"))
-    outcome = _outcome(str(one["name"]), list(result["order"]), result["chosen"], told)
-    bias = float(one.get("held", 0.0))  # runs of earlier versions have none
-    return Candidate(str(one["name"]), step, float(one["lambda"]), bias, _comparison(one["dev"], target), outcome)
+    step = int(str(record["step"]).removeprefix("step-"))
+    outcome = _outcome(str(record["name"]), list(result["order"]), result["chosen"], reported)
+    bias = float(record.get("held", 0.0))  # runs of earlier versions have none
+    return Candidate(
+        str(record["name"]), step, float(record["lambda"]), bias, _comparison(record["dev"], target), outcome
+    )
 
 
-def _outcome(name: str, order: list[str], chosen: str | None, told: Mapping[str, Any] | None) -> str:
+def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[str, Any] | None) -> str:
     """What the fixed sequence says of a candidate. More than this (which one ships) never leaves a look."""
-    if told is None or name not in order:
+    if reported is None or name not in order:
         return "shipped" if name == chosen else "set aside"
     place = order.index(name)
     last = order.index(chosen) if chosen in order else -1
@@ -237,16 +239,16 @@ def _sealed(
     folder: RunFolder, settings: ClaimedSettings, result: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, bool, Sequence[Mapping[str, Any]], list[str]]:
     """What may be told of the sealed images, whether their set is retired, and its record in the ledger."""
-    told: Mapping[str, Any] | None = result.get("certificate")
+    reported: Mapping[str, Any] | None = result.get("certificate")
     entries: Sequence[Mapping[str, Any]] = []
     if folder.certificate.exists():  # also of a look that was made after the round
         certificate = read_certificate(folder.certificate)
-        told = certificate["report"]
-        check_told(told, folder.certificate)
+        reported = certificate["report"]
+        check_told(reported, folder.certificate)
         entries = (certificate.get("ledger") or {}).get("entries", [])
-    retired = bool(told and told.get("sealed", {}).get("retired"))
+    retired = bool(reported and reported.get("sealed", {}).get("retired"))
     if not folder.roles.exists() or (retired and entries):
-        return told, retired, entries, []
+        return reported, retired, entries, []
     # The ledger may know of looks that this run does not: at the same images, by another round.
     chosen = settings.certify.ledger
     ledger = Ledger(folder.origin / chosen if chosen else default_ledger())
@@ -255,10 +257,10 @@ def _sealed(
         standing = ledger.standing(fingerprint)
         entries = entries or ledger.entries(fingerprint)
     except HoldfastError as error:
-        return told, retired, entries, [error.message]
+        return reported, retired, entries, [error.message]
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{folder.roles} cannot be read", found=str(error).splitlines()[0][:200]) from error
-    return told, retired or bool(standing and standing.retired), entries, []
+    return reported, retired or bool(standing and standing.retired), entries, []
 
 
 def _pair(folder: RunFolder, old: str, new: str, role: Shown) -> list[Paired]:
@@ -282,23 +284,23 @@ def _sorted(table: pa.Table) -> pa.Table:
 def _changes(pairs: Sequence[Paired]) -> dict[str, tuple[float, float]]:
     """Accuracy of the old and the new model by task."""
     result: dict[str, tuple[float, float]] = {}
-    for one in pairs:
-        for name in np.unique(one.label.astype(str)):
-            here = one.label == name
-            result[str(name)] = (float((one.old[here] == name).mean()), float((one.new[here] == name).mean()))
+    for pair in pairs:
+        for name in np.unique(pair.label.astype(str)):
+            here = pair.label == name
+            result[str(name)] = (float((pair.old[here] == name).mean()), float((pair.new[here] == name).mean()))
     return result
 
 
 def _series(metrics: Sequence[Mapping[str, Any]], name: str, tasks: list[str], pieces: int = 120) -> Series | None:
     """A per-task quantity over time. A task that a step did not visit has no value there and takes no part."""
-    logged = [one for one in metrics if isinstance(one.get(name), dict)]
+    logged = [metric for metric in metrics if isinstance(metric.get(name), dict)]
     if not logged:
         return None
     values = np.array(
-        [[np.nan if (value := one[name].get(task)) is None else value for task in tasks] for one in logged],
+        [[np.nan if (value := item[name].get(task)) is None else value for task in tasks] for item in logged],
         dtype=np.float64,
     )
-    steps = np.array([one["step"] for one in logged], dtype=np.float64)
+    steps = np.array([item["step"] for item in logged], dtype=np.float64)
     groups = np.array_split(np.arange(len(steps)), min(pieces, len(steps)))
     counts = np.array([np.isfinite(values[group]).sum(axis=0) for group in groups])
     sums = np.array([np.nansum(values[group], axis=0) for group in groups])

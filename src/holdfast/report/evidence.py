@@ -48,12 +48,12 @@ class Evidence:
     @property
     def protected(self) -> tuple[TaskRow, ...]:
         """The protected tasks, worst first."""
-        return tuple(one for one in self.rows if not one.is_target)
+        return tuple(row for row in self.rows if not row.is_target)
 
     @property
     def target(self) -> TaskRow | None:
         """The target."""
-        return next((one for one in self.rows if one.is_target), None)
+        return next((row for row in self.rows if row.is_target), None)
 
     @property
     def worst(self) -> TaskRow:
@@ -63,33 +63,33 @@ class Evidence:
     @property
     def dropped(self) -> int:
         """Protected tasks with fewer right answers than before."""
-        return sum(one.difference < 0 for one in self.protected)
+        return sum(item.difference < 0 for item in self.protected)
 
 
-def sealed_evidence(told: Mapping[str, Any], accuracy: Mapping[str, tuple[float, float]]) -> Evidence:
+def sealed_evidence(reported: Mapping[str, Any], accuracy: Mapping[str, tuple[float, float]]) -> Evidence:
     """From the report of a certificate whose set is retired."""
-    rows = [_told_row(one, False, accuracy) for one in told["tasks"]]
-    if isinstance(told.get("target"), Mapping):
-        rows.append(_told_row(told["target"], True, accuracy))
-    return Evidence("sealed", _worst_first(rows), float(told["level"]))
+    rows = [_told_row(item, False, accuracy) for item in reported["tasks"]]
+    if isinstance(reported.get("target"), Mapping):
+        rows.append(_told_row(reported["target"], True, accuracy))
+    return Evidence("sealed", _worst_first(rows), float(reported["level"]))
 
 
-def _told_row(one: Mapping[str, Any], is_target: bool, accuracy: Mapping[str, tuple[float, float]]) -> TaskRow:
-    old, new = accuracy.get(one["task"], (None, None))
+def _told_row(row: Mapping[str, Any], is_target: bool, accuracy: Mapping[str, tuple[float, float]]) -> TaskRow:
+    old, new = accuracy.get(row["task"], (None, None))
     return TaskRow(
-        one["task"],
+        row["task"],
         is_target,
-        one["n"],
-        one["gained"],
-        one["lost"],
-        one["difference"],
-        one["margin"],
-        one["simultaneous_lower_bound"],
-        one["p_value"],
+        row["n"],
+        row["gained"],
+        row["lost"],
+        row["difference"],
+        row["margin"],
+        row["simultaneous_lower_bound"],
+        row["p_value"],
         old,
         new,
-        one["verdict"],
-        one.get("needed"),
+        row["verdict"],
+        row.get("needed"),
     )
 
 
@@ -133,4 +133,4 @@ def _needed(counts: Counts, margin: float, delta: float, hypotheses: int) -> int
 
 def _worst_first(rows: list[TaskRow]) -> tuple[TaskRow, ...]:
     """Protected tasks by what was seen, of equals the weaker bound first; the target behind them."""
-    return tuple(sorted(rows, key=lambda one: (one.is_target, one.difference, one.bound, one.task)))
+    return tuple(sorted(rows, key=lambda row: (row.is_target, row.difference, row.bound, row.task)))

@@ -60,7 +60,7 @@ def forest_cell(row: TaskRow, scale: tuple[float, float]) -> Markup:
 
 def overview(evidence: Evidence) -> Markup:
     """Every task's change, from worst to best: for many tasks one picture instead of many rows."""
-    rows = sorted(evidence.rows, key=lambda one: one.difference)
+    rows = sorted(evidence.rows, key=lambda item: item.difference)
     values = [row.difference * 100 for row in rows]
     lows = [row.bound * 100 for row in rows]
     plot = Plot.of(
@@ -86,7 +86,9 @@ def overview(evidence: Evidence) -> Markup:
 def trajectory(content: RunContent) -> Markup:
     """Target gain against the worst protected change as training goes, light to dark; the old model is the cross."""
     looks = content.looks
-    walk = [(one.dev.dev_safety * 100, one.dev.target_gain * 100, one) for one in content.candidates]
+    walk = [
+        (candidate.dev.dev_safety * 100, candidate.dev.target_gain * 100, candidate) for candidate in content.candidates
+    ]
     xs = [0.0, *(safety * 100 for _, safety, _ in looks), *(x for x, _, _ in walk)]
     ys = [0.0, *(gain * 100 for _, _, gain in looks), *(y for _, y, _ in walk)]
     plot = Plot.of(
@@ -106,10 +108,11 @@ def trajectory(content: RunContent) -> Markup:
         shade = 0.2 + 0.8 * (number + 1) / len(looks)
         tip = f"step {step:,}: worst {points(safety)}, target {points(gain)}"
         marks.append(dot(plot.x(safety * 100), plot.y(gain * 100), "look", tip, 4.5, round(shade, 2)))
-    for x, y, one in walk:
-        tip = f"candidate {one.name}: worst {points(one.dev.dev_safety)}, target {points(one.dev.target_gain)}"
-        shipped = " shipped" if one.outcome == "shipped" else ""
-        marks.append(diamond(plot.x(x), plot.y(y), f"candidate{shipped}", f"{tip} ({one.outcome})"))
+    for x, y, candidate in walk:
+        worst, gain = points(candidate.dev.dev_safety), points(candidate.dev.target_gain)
+        tip = f"candidate {candidate.name}: worst {worst}, target {gain}"
+        shipped = " shipped" if candidate.outcome == "shipped" else ""
+        marks.append(diamond(plot.x(x), plot.y(y), f"candidate{shipped}", f"{tip} ({candidate.outcome})"))
     return plot.draw(*marks, zero_x=True)
 
 
@@ -127,17 +130,17 @@ def over_time(series: Series, telling: Sequence[str], y_name: str, label: str) -
     place = {task: number for number, task in enumerate(series.tasks)}
     finite = series.values[np.isfinite(series.values)]
     low, high = bounds([float(finite.min()), float(finite.max())] if finite.size else [0.0])
-    steps = [float(one) for one in series.steps]
+    steps = [float(step) for step in series.steps]
     ends = (0.0, steps[-1]) if steps[-1] > 0 else (0.0, 1.0)
     plot = Plot.of(ends, (low, high), label=label, x_name="step", y_name=y_name, height=210)
     marks: list[Markup] = []
     rest = [place[task] for task in series.tasks if task not in telling]
     if rest and len(steps) > 1:
         others = np.where(np.isfinite(series.values[:, rest]), series.values[:, rest], 0.0)
-        lows, highs = [float(one) for one in others.min(axis=1)], [float(one) for one in others.max(axis=1)]
+        lows, highs = [float(item) for item in others.min(axis=1)], [float(item) for item in others.max(axis=1)]
         marks.append(band(steps, lows, highs, plot, "rest-band"))
     for number, task in enumerate(telling):
-        values = [float(one) for one in series.values[:, place[task]]]
+        values = [float(item) for item in series.values[:, place[task]]]
         tip = f"{task}: {values[-1]:.3g} at step {steps[-1]:,.0f}"
         if len(steps) == 1:
             marks.append(dot(plot.x(steps[0]), plot.y(values[0]), f"series s{number % 10}", tip, 3))
@@ -198,16 +201,16 @@ def confusion_counts(label: np.ndarray, predicted: np.ndarray, classes: Sequence
     """[K, K] counts: rows are labels."""
     index = {name: number for number, name in enumerate(classes)}
     size = len(classes)
-    rows = np.array([index.get(str(one), size) for one in label])
-    columns = np.array([index.get(str(one), size) for one in predicted])
+    rows = np.array([index.get(str(item), size) for item in label])
+    columns = np.array([index.get(str(item), size) for item in predicted])
     table = np.bincount(rows * (size + 1) + columns, minlength=(size + 1) ** 2).reshape(size + 1, size + 1)
     return table[:size, :size]
 
 
 def bought(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
     """The largest target gain seen within each accepted loss."""
-    margins = [float(one["margin"]) * 100 for one in steps]
-    gains = [float(one["target_gain"]) * 100 for one in steps]
+    margins = [float(step["margin"]) * 100 for step in steps]
+    gains = [float(step["target_gain"]) * 100 for step in steps]
     plot = Plot.of(
         (0.0, max(margins) * 1.04 or 1.0),
         bounds(gains, pad=0.12),
@@ -229,7 +232,7 @@ def bought(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
 
 def over_rounds(names: Sequence[str], values: Mapping[str, Sequence[float | None]], telling: Sequence[str]) -> Markup:
     """Accuracy of every class over rounds."""
-    known = [one * 100 for series in values.values() for one in series if one is not None]
+    known = [sery * 100 for series in values.values() for sery in series if sery is not None]
     low, high = bounds(known, zero=False)
     plot = Plot.of(
         (-0.15, max(len(names) - 1, 1) + 0.15),
@@ -248,7 +251,7 @@ def over_rounds(names: Sequence[str], values: Mapping[str, Sequence[float | None
         )
     ordered = [*(task for task in values if task not in telling), *telling]
     for task in ordered:
-        series = [float("nan") if one is None else one * 100 for one in values[task]]
+        series = [float("nan") if item is None else item * 100 for item in values[task]]
         kind = f"series s{list(telling).index(task) % 10}" if task in telling else "series rest"
         group = [line(list(range(len(series))), series, plot, kind, task)]
         for place, value in enumerate(values[task]):

@@ -60,13 +60,15 @@ def _choose(pairs: list[Paired], kind: str, order: list[str]) -> tuple[list[tupl
             by_class[str(pair.label[row])].append((float(pair.new_score[row]), pair, int(row)))
     place = {task: number for number, task in enumerate(order)}
     ranked = sorted(by_class, key=lambda name: (place.get(name, len(place)), name))
-    queues = [sorted(by_class[name], key=lambda one: -one[0]) for name in ranked]
+    queues = [sorted(by_class[name], key=lambda item: -item[0]) for name in ranked]
     chosen: list[tuple[Paired, int]] = []
     for turn in range(max((len(queue) for queue in queues), default=0)):
         chosen += [queue[turn][1:] for queue in queues if turn < len(queue)]
     chosen = chosen[:MOST]
     rank = {name: number for number, name in enumerate(ranked)}
-    return sorted(chosen, key=lambda one: (rank[str(one[0].label[one[1]])], -float(one[0].new_score[one[1]]))), total
+    return sorted(
+        chosen, key=lambda item: (rank[str(item[0].label[item[1]])], -float(item[0].new_score[item[1]]))
+    ), total
 
 
 def _cards(chosen: list[tuple[Paired, int]], kind: str, pictures: Pictures) -> Markup:

@@ -20,7 +20,7 @@ Child = "Markup | str | int | float | None | Iterable[Child]"
 
 def visible(text: str) -> str:
     """Names as a person can see them: control characters and marks that turn the direction of writing become signs."""
-    return "".join(f"‹{ord(one):04X}›" if unicodedata.category(one) in ("Cc", "Cf", "Cs") else one for one in text)
+    return "".join(f"‹{ord(item):04X}›" if unicodedata.category(item) in ("Cc", "Cf", "Cs") else item for item in text)
 
 
 def text(value: object) -> Markup:
@@ -92,6 +92,6 @@ def change_mark(value: float | None, digits: int = 1) -> Markup:
     return tag("span", f"{sign}{points(value, digits)}", class_=f"change {kind}")
 
 
-def count(number: int, one: str, many: str | None = None) -> str:
+def count(number: int, part: str, many: str | None = None) -> str:
     """``1 image``, ``1,797 images``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {part if number == 1 else many or part + 's'}"

@@ -28,8 +28,10 @@ def page(title: str, kicker: str, banner: Markup, sections: Sequence[Section]) -
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         f"base-uri 'none'; form-action 'none'"
     )
-    links = [tag("a", one.short, href=f"#{one.name}") for one in sections]
-    body = [tag("section", tag("h2", one.title), one.body, id=one.name, class_="part") for one in sections]
+    links = [tag("a", section.short, href=f"#{section.name}") for section in sections]
+    body = [
+        tag("section", tag("h2", section.title), section.body, id=section.name, class_="part") for section in sections
+    ]
     filled = {
         "title": text(title),
         "policy": text(policy),

@@ -67,7 +67,7 @@ class Pictures:
             return {}
         table = pq.read_table(self._roles, columns=["example_id", "source", "locator"])
         wanted = set(ids)
-        rows = [row for row, one in enumerate(table["example_id"].to_pylist()) if one in wanted]
+        rows = [row for row, item in enumerate(table["example_id"].to_pylist()) if item in wanted]
         return {row["example_id"]: Place(row["source"], row["locator"]) for row in table.take(rows).to_pylist()}
 
     def thumbnail(self, identity: str, place: Place) -> Thumbnail | None:
@@ -108,7 +108,7 @@ class Pictures:
         """
         path = Path(name)
         places = [path] if path.is_absolute() else [base / path for base in (self._root, *self._root.parents)]
-        return next((one for one in places if one.exists()), None)
+        return next((place for place in places if place.exists()), None)
 
     def _content(self, locator: str) -> bytes | None:
         file = self._find(locator)

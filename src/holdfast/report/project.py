@@ -30,11 +30,11 @@ class ProjectContent:
     @property
     def names(self) -> list[str]:
         """The first model and the rounds."""
-        return [FIRST, *(one.name for one in self.rounds)]
+        return [FIRST, *(item.name for item in self.rounds)]
 
     def change(self, name: str) -> float | None:
         """A class's accuracy now less its accuracy at first."""
-        known = [one for one in self.accuracy[name] if one is not None]
+        known = [item for item in self.accuracy[name] if item is not None]
         return known[-1] - known[0] if len(known) > 1 else None
 
 
@@ -47,12 +47,12 @@ def read_project(root: Path) -> ProjectContent:
 
 def project_banner(content: ProjectContent) -> Markup:
     """Where the project stands, in a sentence."""
-    shipped = [one for one in content.rounds if not one.kept_old]
+    shipped = [item for item in content.rounds if not item.kept_old]
     if not shipped:
         headline = "No round has changed the first model yet."
     else:
-        certified = sum(one.verdict == "certified" for one in shipped)
-        targets = ", ".join(dict.fromkeys(one.target for one in shipped))
+        certified = sum(item.verdict == "certified" for item in shipped)
+        targets = ", ".join(dict.fromkeys(item.target for item in shipped))
         headline = (
             f"{count(len(shipped), 'round')} changed the model, {certified} of them certified; aimed at: {targets}."
         )
@@ -63,7 +63,7 @@ def project_banner(content: ProjectContent) -> Markup:
         else f"None of the {len(content.accuracy)} classes is below the first model."
     )
     grounds = "Figures are those of each round's own test (or dev) images; certificates are with their rounds."
-    kind = "certified" if shipped and all(one.verdict == "certified" for one in shipped) else "open"
+    kind = "certified" if shipped and all(item.verdict == "certified" for item in shipped) else "open"
     return banner(VerdictText(kind, "Project", headline, claim if content.accuracy else "", grounds), promise=False)
 
 
@@ -74,7 +74,7 @@ def project_sections(content: ProjectContent) -> list[Section]:
         Section("rounds", "Rounds", "Rounds", _rounds(content)),
         Section("ledger", "Ledger", "Sealed sets", _ledger(content)),
     ]
-    return [one for one in made if one.body]
+    return [item for item in made if item.body]
 
 
 def _accuracy(content: ProjectContent) -> Markup:
@@ -83,7 +83,7 @@ def _accuracy(content: ProjectContent) -> Markup:
     names = sorted(content.accuracy, key=lambda name: (content.change(name) or 0.0, name))
     telling = names
     if len(names) > MANY:  # the worst, the best, and the targets
-        targets = [one.target for one in content.rounds]
+        targets = [item.target for item in content.rounds]
         telling = list(dict.fromkeys([*names[:4], *targets, *names[-2:]]))[:MANY]
     chart = tag("figure", figures.over_rounds(content.names, content.accuracy, telling), class_="wide")
     rows: list[list[tuple[Markup | str, object]]] = []
@@ -110,25 +110,25 @@ def _accuracy(content: ProjectContent) -> Markup:
 
 def _rounds(content: ProjectContent) -> Markup:
     rows: list[list[tuple[Markup | str, object]]] = []
-    for one in content.rounds:
-        entry = one.entry
-        change = one.accuracy[one.target] - entry["accuracy"]["old"][one.target]
+    for item in content.rounds:
+        entry = item.entry
+        change = item.accuracy[item.target] - entry["accuracy"]["old"][item.target]
         worst = min(
-            ((one.accuracy[name] - entry["accuracy"]["old"][name], name) for name in entry["protected"]),
+            ((item.accuracy[name] - entry["accuracy"]["old"][name], name) for name in entry["protected"]),
             default=(0.0, "–"),
         )
-        verdict = one.verdict or "no certificate"
-        also = "also against the first model" if entry.get("against_first") and one.verdict == "certified" else ""
+        verdict = item.verdict or "no certificate"
+        also = "also against the first model" if entry.get("against_first") and item.verdict == "certified" else ""
         rows.append(
             [
-                (one.name, one.name),
-                (one.parent, one.parent),
-                (one.target, one.target),
+                (item.name, item.name),
+                (item.parent, item.parent),
+                (item.target, item.target),
                 (change_mark(change), change),
                 (change_mark(worst[0]), worst[0]),
                 (worst[1], worst[1]),
                 (tag("span", verdict, class_=f"word {verdict.replace(' ', '-')}"), verdict),
-                ("old model kept" if one.kept_old else str(entry["chosen"]), entry["chosen"] or ""),
+                ("old model kept" if item.kept_old else str(entry["chosen"]), entry["chosen"] or ""),
                 (also, also),
                 (str(entry["time"]), entry["time"]),
             ]
@@ -168,15 +168,15 @@ def project_card(content: ProjectContent, name: str) -> dict[str, Any]:
         "name": name,
         "accuracy": {key: list(value) for key, value in content.accuracy.items()},
         "rounds": [
-            {key: one.entry.get(key) for key in ("round", "parent", "target", "verdict", "kept_old", "model", "time")}
-            for one in content.rounds
+            {key: item.entry.get(key) for key in ("round", "parent", "target", "verdict", "kept_old", "model", "time")}
+            for item in content.rounds
         ],
     }
 
 
 def project_markdown(card: Mapping[str, Any]) -> str:
     """The project for people."""
-    names = [FIRST, *(str(one["round"]) for one in card["rounds"])]
+    names = [FIRST, *(str(item["round"]) for item in card["rounds"])]
     lines = [f"# Project: {escaped(str(card['name']))}", "", "| class | " + " | ".join(map(escaped, names)) + " |"]
     lines.append("| --- |" + " ---: |" * len(names))
     lines += [
@@ -184,8 +184,8 @@ def project_markdown(card: Mapping[str, Any]) -> str:
     ]
     lines += ["", "| round | parent | target | verdict |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| {escaped(str(one['round']))} | {escaped(str(one['parent']))} | {escaped(str(one['target']))} | "
-        f"{one['verdict'] or 'none'}{' (old model kept)' if one['kept_old'] else ''} |"
-        for one in card["rounds"]
+        f"| {escaped(str(item['round']))} | {escaped(str(item['parent']))} | {escaped(str(item['target']))} | "
+        f"{item['verdict'] or 'none'}{' (old model kept)' if item['kept_old'] else ''} |"
+        for item in card["rounds"]
     ]
     return "\n".join([*lines, ""])

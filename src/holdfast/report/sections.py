@@ -41,7 +41,7 @@ def run_sections(content: RunContent) -> list[Section]:
         Section("advice", "Advice", "What more would buy", _advice(content)),
         Section("record", "Record", "Record", _record(content)),
     ]
-    return [one for one in made if one.body]
+    return [item for item in made if item.body]
 
 
 def banner(text: VerdictText, promise: bool = True) -> Markup:
@@ -63,8 +63,22 @@ def run_banner(content: RunContent) -> Markup:
     where = "sealed" if evidence.role == "sealed" else "dev"
     worst = evidence.worst
     target = evidence.target or next(
-        TaskRow(name, True, one.examples, one.gained, one.lost, one.accuracy_change, 0, -1, 1, None, None, None, None)
-        for name, one in content.dev.tasks.items()
+        TaskRow(
+            name,
+            True,
+            counts.examples,
+            counts.gained,
+            counts.lost,
+            counts.accuracy_change,
+            0,
+            -1,
+            1,
+            None,
+            None,
+            None,
+            None,
+        )
+        for name, counts in content.dev.tasks.items()
         if name == content.target
     )
     target_where = where if evidence.target else "dev"
@@ -140,9 +154,9 @@ def _target_note(content: RunContent) -> Markup | None:
     """The target, where it is no part of the claim that the table is about."""
     if content.evidence.target is not None:
         return None
-    told = [("dev", content.dev), *([("test", content.test)] if content.test else [])]
+    reported = [("dev", content.dev), *([("test", content.test)] if content.test else [])]
     parts: list[object] = [f"{content.target}, the target, is no part of this claim: "]
-    for place, (name, compared) in enumerate(told):
+    for place, (name, compared) in enumerate(reported):
         parts += [", " if place else "", change_mark(compared.target_gain), f" on {name} images"]
     return tag("p", *parts, ".", class_="note after")
 
@@ -169,8 +183,8 @@ def data_table(
     head = tag(
         "tr",
         *(
-            tag("th", one, scope="col", data_sort=kind, class_=None if kind == "text" else "number")
-            for one, kind in zip(heads, kinds, strict=True)
+            tag("th", item, scope="col", data_sort=kind, class_=None if kind == "text" else "number")
+            for item, kind in zip(heads, kinds, strict=True)
         ),
     )
     body = [
@@ -230,9 +244,9 @@ def _mixed_up(pair: Paired, classes: Sequence[str], most: int = 10) -> Markup:
     difference = new - old
     np.fill_diagonal(difference, 0)
     places = np.argwhere(difference != 0)
-    places = sorted(places.tolist(), key=lambda one: (-difference[one[0], one[1]], one))
-    worse = [one for one in places if difference[one[0], one[1]] > 0][:most]
-    better = [one for one in reversed(places) if difference[one[0], one[1]] < 0][:most]
+    places = sorted(places.tolist(), key=lambda item: (-difference[item[0], item[1]], item))
+    worse = [place for place in places if difference[place[0], place[1]] > 0][:most]
+    better = [place for place in reversed(places) if difference[place[0], place[1]] < 0][:most]
     rows: list[list[tuple[Markup | str, object]]] = []
     for row, column in (*worse, *better):
         more = int(difference[row, column])
@@ -277,7 +291,7 @@ def _training(content: RunContent) -> Markup:
                    "constraint holds."),
     }  # fmt: skip
     telling = figures.telling_tasks(content.series) if content.series else []
-    rest = max((len(one.tasks) for one in content.series.values()), default=0) - len(telling)
+    rest = max((len(sery.tasks) for sery in content.series.values()), default=0) - len(telling)
     for name, (title, axis, caption) in shown.items():
         if name in content.series:
             chart = figures.over_time(content.series[name], telling, axis, f"{title} of every protected class")
@@ -294,20 +308,25 @@ def _candidates(content: RunContent) -> Markup:
     target = content.target if content.target_claimed else None
     order = {str(name): place for place, name in enumerate(content.result["order"])}
     rows: list[list[tuple[Markup | str, object]]] = []
-    for one in sorted(content.candidates, key=lambda one: (order.get(one.name, len(order)), one.lam, one.bias)):
-        p = largest_p(Tested(f"step-{one.step:08d}", one.lam, one.dev), margins, target)
-        place = order.get(one.name)
+    for candidate in sorted(
+        content.candidates, key=lambda candidate: (order.get(candidate.name, len(order)), candidate.lam, candidate.bias)
+    ):
+        p = largest_p(Tested(f"step-{candidate.step:08d}", candidate.lam, candidate.dev), margins, target)
+        place = order.get(candidate.name)
         rows.append(
             [
                 ("–" if place is None else str(place + 1), -1 if place is None else place),
-                (one.name, one.name),
-                (f"{one.lam:g}", one.lam),
-                (f"{one.bias:g}", one.bias),
-                (change_mark(one.dev.target_gain), one.dev.target_gain),
-                (change_mark(one.dev.dev_safety), one.dev.dev_safety),
-                (one.dev.worst_task, one.dev.worst_task),
+                (candidate.name, candidate.name),
+                (f"{candidate.lam:g}", candidate.lam),
+                (f"{candidate.bias:g}", candidate.bias),
+                (change_mark(candidate.dev.target_gain), candidate.dev.target_gain),
+                (change_mark(candidate.dev.dev_safety), candidate.dev.dev_safety),
+                (candidate.dev.worst_task, candidate.dev.worst_task),
                 (p_text(p), p),
-                (tag("span", one.outcome, class_=f"word {one.outcome.replace(' ', '-')}"), one.outcome),
+                (
+                    tag("span", candidate.outcome, class_=f"word {candidate.outcome.replace(' ', '-')}"),
+                    candidate.outcome,
+                ),
             ]
         )
     heads = ["order", "candidate", "λ", "held back", "target, dev", "worst class, dev", "which", "largest p, dev"]
@@ -315,7 +334,7 @@ def _candidates(content: RunContent) -> Markup:
     fitted = (
         "In every candidate the target's logit was fitted anew and nothing else, so that at λ = 0 the other classes "
         "are told apart exactly as before. "
-        if any(one.lam == 0 for one in content.candidates)
+        if any(candidate.lam == 0 for candidate in content.candidates)
         else ""
     )
     walk = (
@@ -324,7 +343,7 @@ def _candidates(content: RunContent) -> Markup:
     )
     tested = (
         "No sealed images were looked at."
-        if content.told is None
+        if content.reported is None
         else "The order was fixed on dev images; on the sealed images each is tested in turn, every class at the level "
         "of the look, and the first that does not pass ends it."
     )
@@ -338,12 +357,12 @@ def _frontier(content: RunContent) -> Markup | None:
         return None
     rows: list[list[tuple[Markup | str, object]]] = [
         [
-            (str(one["candidate"]), one["candidate"]),
-            (change_mark(one["target_gain"]), one["target_gain"]),
-            (change_mark(one["dev_safety"]), one["dev_safety"]),
-            (str(one["worst_task"]), one["worst_task"]),
+            (str(item["candidate"]), item["candidate"]),
+            (change_mark(item["target_gain"]), item["target_gain"]),
+            (change_mark(item["dev_safety"]), item["dev_safety"]),
+            (str(item["worst_task"]), item["worst_task"]),
         ]
-        for one in frontier
+        for item in frontier
     ]
     table = data_table(
         "frontier", ["look", "target", "worst class", "which"], ["text", "number", "number", "text"], rows
@@ -426,17 +445,19 @@ def _record(content: RunContent) -> Markup:
     parts = [tag("dl", *((tag("dt", name), tag("dd", value)) for name, value in facts if value is not None))]
     if content.ledger:
         parts.append(tag("h3", "Ledger of the sealed set"))
-        parts.append(tag("ol", *(tag("li", _entry(dict(one))) for one in content.ledger), class_="ledger"))
+        parts.append(tag("ol", *(tag("li", _entry(dict(item))) for item in content.ledger), class_="ledger"))
     for note in content.notes:
         parts.append(tag("p", f"The ledger could not be read: {note}", class_="note"))
     problems = state.get("problems") or []
     if problems:
-        shown = [f"{one.get('kind')}: {one.get('where')} {one.get('detail') or ''}" for one in problems[:200]]
+        shown = [
+            f"{problem.get('kind')}: {problem.get('where')} {problem.get('detail') or ''}" for problem in problems[:200]
+        ]
         parts.append(
             tag(
                 "details",
                 tag("summary", f"{count(len(problems), 'problem')} found in the data and dealt with"),
-                tag("ul", *(tag("li", one) for one in shown)),
+                tag("ul", *(tag("li", item) for item in shown)),
             )
         )
     config = json.dumps(content.config, indent=1, ensure_ascii=False)

@@ -115,23 +115,25 @@ def read_run_result(path: Path) -> Mapping[str, Any]:
     """``result.json``; every comparison in it is about all classes of the round."""
     result = read_json(path)
     check_shape(result, _RESULT, path)
-    told = result.get("certificate")
-    if told is not None:
-        check_told(told, path)
+    reported = result.get("certificate")
+    if reported is not None:
+        check_told(reported, path)
     classes = {*result["protected"], result["target"]}
-    compared = [*(one["dev"] for one in result["candidates"]), *([result["test"]] if result.get("test") else [])]
-    for one in compared:
-        changes = one["tasks"].values()
-        if set(one["tasks"]) != classes or any(task["gained"] + task["lost"] > task["examples"] for task in changes):
+    compared = [*(item["dev"] for item in result["candidates"]), *([result["test"]] if result.get("test") else [])]
+    for item in compared:
+        changes = item["tasks"].values()
+        if set(item["tasks"]) != classes or any(task["gained"] + task["lost"] > task["examples"] for task in changes):
             raise UserError(f"{path}: a comparison is not about the classes of the round, or counts more than there is")
     return result
 
 
-def check_told(told: Any, path: Path) -> None:
+def check_told(reported: Any, path: Path) -> None:
     """The report of a certificate: one bit, or in full."""
-    full = isinstance(told, dict) and "devsafety" in told
+    full = isinstance(reported, dict) and "devsafety" in reported
     shape = _FULL if full else _BIT
-    check_shape(told, {**shape, "target": anything} if full and isinstance(told.get("target"), str) else shape, path)
+    check_shape(
+        reported, {**shape, "target": anything} if full and isinstance(reported.get("target"), str) else shape, path
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

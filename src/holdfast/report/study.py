@@ -46,12 +46,12 @@ class StudyContent:
     @property
     def scored(self) -> list[Mapping[str, Any]]:
         """Rows and columns with a score on test images, best first; where none retained, the least loss."""
-        found = [one for one in self.chosen if one.get("test")]
-        return sorted(found, key=lambda one: _rank(one["test"]))
+        found = [item for item in self.chosen if item.get("test")]
+        return sorted(found, key=lambda item: _rank(item["test"]))
 
 
-def _rank(told: Mapping[str, Any]) -> tuple[float, float, float]:
-    retained, gain, worst = told["retention_ratio"], told["target_gain"][0], told["dev_safety"][0]
+def _rank(reported: Mapping[str, Any]) -> tuple[float, float, float]:
+    retained, gain, worst = reported["retention_ratio"], reported["target_gain"][0], reported["dev_safety"][0]
     return (-retained, -gain, -worst) if retained else (0.0, -worst, -gain)
 
 
@@ -67,20 +67,20 @@ def read_study(root: Path) -> StudyContent:
 def study_banner(content: StudyContent) -> Markup:
     """What came out, in a sentence."""
     best = content.scored
-    done = sum(one["status"] == "done" for one in content.jobs)
-    failed = sum(one["status"] == "failed" for one in content.jobs)
+    done = sum(job["status"] == "done" for job in content.jobs)
+    failed = sum(job["status"] == "failed" for job in content.jobs)
     jobs = f"{count(len(content.jobs), 'job')}, {done} done" + (f", {failed} failed" if failed else "") + "."
     if not best:
         return banner(VerdictText("open", "Study", "No method was scored on test images yet.", jobs, ""), promise=False)
-    first, told = best[0], best[0]["test"]
+    first, reported = best[0], best[0]["test"]
     headline = (
-        f"{first['row']} keeps every class in {percent(told['retention_ratio'], 0)} of its seeds and changes "
-        f"{content.target} by {points(told['target_gain'][0])} points."
+        f"{first['row']} keeps every class in {percent(reported['retention_ratio'], 0)} of its seeds and changes "
+        f"{content.target} by {points(reported['target_gain'][0])} points."
     )
-    if not told["retention_ratio"]:
+    if not reported["retention_ratio"]:
         headline = (
             f"No method kept every class in any seed; {first['row']} lost least, "
-            f"{points(told['dev_safety'][0])} points on its worst class."
+            f"{points(reported['dev_safety'][0])} points on its worst class."
         )
     claim = (
         f"Best of {count(len({one['row'] for one in best}), 'method')} by share of seeds without any loss, then by "
@@ -107,16 +107,16 @@ def study_sections(content: StudyContent) -> list[Section]:
             made.append(Section(name, short, title, _csv_table(name, content.tables[name])))
     made.append(Section("figures", "Figures", "Figures", _figures(content)))
     made.append(Section("jobs", "Jobs", "Jobs", _jobs(content)))
-    return [one for one in made if one.body]
+    return [item for item in made if item.body]
 
 
 def _methods(content: StudyContent) -> Markup:
     scored = content.scored
     if not scored:
         return Markup("")
-    rows = list(dict.fromkeys(str(one["row"]) for one in content.chosen))
-    xs = [one["test"]["dev_safety"][0] * 100 for one in scored]
-    ys = [one["test"]["target_gain"][0] * 100 for one in scored]
+    rows = list(dict.fromkeys(str(item["row"]) for item in content.chosen))
+    xs = [item["test"]["dev_safety"][0] * 100 for item in scored]
+    ys = [item["test"]["target_gain"][0] * 100 for item in scored]
     plot = Plot.of(
         bounds(xs, pad=0.1),
         bounds(ys, pad=0.1),
@@ -130,26 +130,26 @@ def _methods(content: StudyContent) -> Markup:
             dot(
                 plot.x(x),
                 plot.y(y),
-                f"series dot s{rows.index(str(one['row'])) % 10}",
-                f"{one['row']}, {one['column']}: worst {points(x / 100)}, target {points(y / 100)}, retained in "
-                f"{percent(one['test']['retention_ratio'], 0)} of seeds",
+                f"series dot s{rows.index(str(item['row'])) % 10}",
+                f"{item['row']}, {item['column']}: worst {points(x / 100)}, target {points(y / 100)}, retained in "
+                f"{percent(item['test']['retention_ratio'], 0)} of seeds",
                 5,
             ),
             class_="one",
-            data_series=one["row"],
+            data_series=item["row"],
         )
-        for one, x, y in zip(scored, xs, ys, strict=True)
+        for item, x, y in zip(scored, xs, ys, strict=True)
     ]
     cells = [
         [
-            (str(one["row"]), one["row"]),
-            (str(one["column"]), one["column"]),
-            (percent(one["test"]["retention_ratio"], 0), one["test"]["retention_ratio"]),
-            (_signed(one["test"]["dev_safety"]), one["test"]["dev_safety"][0]),
-            (_signed(one["test"]["target_gain"]), one["test"]["target_gain"][0]),
-            (str(one["test"]["seeds"]), one["test"]["seeds"]),
+            (str(item["row"]), item["row"]),
+            (str(item["column"]), item["column"]),
+            (percent(item["test"]["retention_ratio"], 0), item["test"]["retention_ratio"]),
+            (_signed(item["test"]["dev_safety"]), item["test"]["dev_safety"][0]),
+            (_signed(item["test"]["target_gain"]), item["test"]["target_gain"][0]),
+            (str(item["test"]["seeds"]), item["test"]["seeds"]),
         ]
-        for one in scored
+        for item in scored
     ]
     heads = ["method", "column", "retained", "worst class", "target", "seeds"]
     kinds = ["text", "text", "number", "number", "number", "number"]
@@ -170,11 +170,11 @@ def _csv_table(name: str, table: Sequence[Sequence[str]]) -> Markup:
     cells: list[list[tuple[Markup | str, object]]] = []
     for row in rows:
         line: list[tuple[Markup | str, object]] = []
-        for place, one in enumerate(row):
-            found = re.match(r"[+-]?\d+(\.\d+)?", one)
-            drop = place > 0 and one.startswith("-") and found is not None
-            shown = tag("span", "▼ ", one.replace("-", "−", 1), class_="change drop") if drop else one
-            line.append((shown, float(found.group()) if found and place else one))
+        for place, text in enumerate(row):
+            found = re.match(r"[+-]?\d+(\.\d+)?", text)
+            drop = place > 0 and text.startswith("-") and found is not None
+            shown = tag("span", "▼ ", text.replace("-", "−", 1), class_="change drop") if drop else text
+            line.append((shown, float(found.group()) if found and place else text))
         cells.append(line)
     return data_table(f"table-{name}", heads, kinds, cells, search="Find a row" if len(cells) > 12 else None)
 
@@ -198,20 +198,20 @@ def _jobs(content: StudyContent) -> Markup:
     heads = ["job", "column", "setting", "seed", "status", "worst, dev", "target, dev", "seconds", "error"]
     kinds = ["text", "text", "text", "number", "text", "number", "number", "number", "text"]
     rows: list[list[tuple[Markup | str, object]]] = []
-    for one in content.jobs:
-        worst, gain = (_number(one[name]) for name in ("dev_safety", "target_gain"))
-        status = tag("span", one["status"], class_="word regressed" if one["status"] == "failed" else "word")
+    for job in content.jobs:
+        worst, gain = (_number(job[name]) for name in ("dev_safety", "target_gain"))
+        status = tag("span", job["status"], class_="word regressed" if job["status"] == "failed" else "word")
         rows.append(
             [
-                (one["row"], one["row"]),
-                (one["column"], one["column"]),
-                (one["setting"], one["setting"]),
-                (one["seed"], one["seed"]),
-                (status, one["status"]),
+                (job["row"], job["row"]),
+                (job["column"], job["column"]),
+                (job["setting"], job["setting"]),
+                (job["seed"], job["seed"]),
+                (status, job["status"]),
                 ("–" if worst is None else points(worst), worst),
                 ("–" if gain is None else points(gain), gain),
-                (one["seconds"], one["seconds"]),
-                (one["error"], one["error"]),
+                (job["seconds"], job["seconds"]),
+                (job["error"], job["error"]),
             ]
         )
     return data_table("job-table", heads, kinds, rows, search="Find a job") if rows else Markup("")
@@ -231,10 +231,10 @@ def study_card(content: StudyContent, name: str) -> dict[str, Any]:
         "name": name,
         "target": content.target,
         "jobs": len(content.jobs),
-        "failed": sum(one["status"] == "failed" for one in content.jobs),
+        "failed": sum(job["status"] == "failed" for job in content.jobs),
         "results": [
-            {"method": one["row"], "column": one["column"], "setting": one["setting"], **one["test"]}
-            for one in content.scored
+            {"method": item["row"], "column": item["column"], "setting": item["setting"], **item["test"]}
+            for item in content.scored
         ],
     }
 
@@ -248,8 +248,8 @@ def study_markdown(card: Mapping[str, Any]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {escaped(str(one['method']))} | {escaped(str(one['column']))} | {percent(one['retention_ratio'], 0)} | "
-        f"{points(one['dev_safety'][0])} | {points(one['target_gain'][0])} | {one['seeds']} |"
-        for one in card["results"]
+        f"| {escaped(str(item['method']))} | {escaped(str(item['column']))} | {percent(item['retention_ratio'], 0)} | "
+        f"{points(item['dev_safety'][0])} | {points(item['target_gain'][0])} | {item['seeds']} |"
+        for item in card["results"]
     ]
     return "\n".join([*lines, "", "Test images; settings chosen on dev images.", ""])

@@ -172,7 +172,7 @@ def _logged_to_mlflow(
     found = client.get_experiment_by_name(experiment)
     experiment_id = found.experiment_id if found else client.create_experiment(experiment)
     tags = [RunTag("holdfast.verdict", content.verdict or "none"), RunTag("holdfast.target", content.target)]
-    session = client.create_run(experiment_id, run_name=run.resolve().name, tags={one.key: one.value for one in tags})
+    session = client.create_run(experiment_id, run_name=run.resolve().name, tags={tag.key: tag.value for tag in tags})
     number = session.info.run_id
     now = int(time.time() * 1000)
     metrics = [
@@ -187,11 +187,11 @@ def _logged_to_mlflow(
     for path in (folder.config, folder.result, folder.certificate):
         if path.exists():
             client.log_artifact(number, str(path))
-    told: dict[str, Any] = {"run": number, "verdict": content.verdict, "version": None, "promoted": False}
+    reported: dict[str, Any] = {"run": number, "verdict": content.verdict, "version": None, "promoted": False}
     if register is not None:
-        told |= _register(client, content, number, register, alias)
+        reported |= _register(client, content, number, register, alias)
     client.set_terminated(number)
-    return told
+    return reported
 
 
 def _register(client: Any, content: RunContent, number: str, name: str, alias: str) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _register(client: Any, content: RunContent, number: str, name: str, alias: s
 
 def _plain(name: str) -> str:
     """Names that MLflow takes: letters, digits, and _ - . space : /."""
-    return "".join(one if one.isalnum() or one in "_-. :/" else "_" for one in name)[:240]
+    return "".join(item if item.isalnum() or item in "_-. :/" else "_" for item in name)[:240]
 
 
 def _missing(name: str) -> UserError:

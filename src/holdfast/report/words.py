@@ -76,7 +76,7 @@ def claim_text(content: RunContent) -> str:
 
 
 def _proof(content: RunContent) -> str:
-    images = sum(row["n"] for row in content.told["tasks"]) if content.told else 0
+    images = sum(row["n"] for row in content.reported["tasks"]) if content.reported else 0
     name = content.result["chosen"] or "the shipped model"
     return (
         f"Proven for {name} on {count(images, 'sealed image')} that played no part in training or choosing, "
@@ -85,7 +85,7 @@ def _proof(content: RunContent) -> str:
 
 
 def _looks(content: RunContent) -> str:
-    sealed = (content.told or {}).get("sealed", {})
+    sealed = (content.reported or {}).get("sealed", {})
     number = int(sealed.get("queries") or sealed.get("looks", 1))
     state = "the set is retired and shown here in full" if content.retired else "the set is still sealed"
     return f"query {number} of the ledger; {state}"

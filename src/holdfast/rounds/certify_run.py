@@ -65,7 +65,7 @@ def certify_run(
         candidates = Candidates({NEW: model_fingerprint(run.model)}, fingerprint)
         outcome = certify_candidates(plan, book, candidates, lambda: models.predict(OLD), models.predict, further)
         write_run_certificate(run, plan, outcome, book)
-    return outcome.told
+    return outcome.reported
 
 
 def _something_to_certify(run: RunFolder) -> None:

@@ -40,7 +40,7 @@ class Decision:
     verdict: str | None  # certified or undecided; None where no images are sealed, or the look was left for later
     reason: str
     order: tuple[str, ...] = ()  # of the fixed sequence
-    told: dict[str, Any] | None = None  # what the certificate may tell
+    reported: dict[str, Any] | None = None  # what the certificate may tell
     evidence: tuple[SealedClaim, SealedOutcome, Ledger] | None = field(default=None, repr=False)
 
     @property
@@ -56,7 +56,7 @@ class Decision:
             "verdict": self.verdict,
             "reason": self.reason,
             "order": list(self.order),
-            "certificate": self.told,
+            "certificate": self.reported,
         }
 
 
@@ -123,13 +123,13 @@ def decide(
     except UndecidedError as error:
         return Decision(None, "undecided", error.text(), names)
     if outcome.shipped is None:
-        return Decision(None, "undecided", "the sealed images did not prove it", names, outcome.told)
+        return Decision(None, "undecided", "the sealed images did not prove it", names, outcome.reported)
     return Decision(
         by_name[outcome.shipped],
         "certified",
         "proven on the sealed images",
         names,
-        outcome.told,
+        outcome.reported,
         (plan, outcome, ledger),
     )
 

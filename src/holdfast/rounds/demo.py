@@ -112,4 +112,4 @@ def _end(out: Path, name: str) -> Comparison:
     )
     device = choose_device("cpu")
     tables = [predict(model, examples, new.classes, device=device) for model in (old, new)]
-    return compare(tables[0], tables[1], TARGET, [one for one in new.classes if one != TARGET])
+    return compare(tables[0], tables[1], TARGET, [item for item in new.classes if item != TARGET])

@@ -253,7 +253,9 @@ class _Round:
         left = [(name, self._compare(self.old_dev, self._dev_predictions(name))) for name in names]
         ranked: list[tuple[str, Comparison]] = []
         while left:
-            best = choose_checkpoint([one.dev_safety for _, one in left], [one.target_gain for _, one in left])
+            best = choose_checkpoint(
+                [compared.dev_safety for _, compared in left], [compared.target_gain for _, compared in left]
+            )
             ranked.append(left.pop(best))
         return ranked
 
@@ -336,7 +338,7 @@ class _Round:
 
     def _evaluated(self) -> list[str]:
         """Every evaluation of the run, whether its weights were kept or not."""
-        evaluated = [one["step"] for one in read_jsonl(self.folder.metrics) if "evaluation" in one]
+        evaluated = [item["step"] for item in read_jsonl(self.folder.metrics) if "evaluation" in item]
         return [candidate_name(step) for step in evaluated]
 
     def _walk(self, step: str) -> list[Candidate]:
@@ -352,7 +354,9 @@ class _Round:
         for lam in self.config.candidates.lambdas:
             between = self._model_at_share(lam)
             with torch.no_grad():
-                matrices = [one.class_matrix() for one in with_target_bias(between, self.data, amounts)]
+                matrices = [
+                    with_target_bia.class_matrix() for with_target_bia in with_target_bias(between, self.data, amounts)
+                ]
             tables = shared_predictions_of_each(
                 between, matrices, self.data.dev, self.config.evaluate.batch, self.runtime
             )

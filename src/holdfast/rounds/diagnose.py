@@ -126,11 +126,11 @@ def target_parts(model: Classifier, data: RoundData, temperature: float, pairs: 
         loss = _global_contrast(known, len(chosen), temperature)
         (slope,) = torch.autograd.grad(loss, known)
         place, value = 0, loss.detach() / (len(chosen) + len(negatives))
-        for one in features():
-            here = slope[place : place + len(one)]
-            product = (one * here).sum()
-            place += len(one)
-            yield product - product.detach() + value * len(one)  # its gradient is F's, its value F's share
+        for feature in features():
+            here = slope[place : place + len(feature)]
+            product = (feature * here).sum()
+            place += len(feature)
+            yield product - product.detach() + value * len(feature)  # its gradient is F's, its value F's share
 
     return parts
 

@@ -67,8 +67,8 @@ def inherit(config: RoundConfig, root: Path) -> RoundConfig:
     if config.model.start is None:
         return config
     notes = read_description(root / config.model.start).get("extra", {})
-    said = config.task.model_fields_set
-    update = {key: notes[key] for key in ("template", "names") if key in notes and key not in said}
+    given = config.task.model_fields_set
+    update = {key: notes[key] for key in ("template", "names") if key in notes and key not in given}
     if isinstance(update.get("template"), list):
         update["template"] = tuple(update["template"])
     return config.model_copy(update={"task": config.task.model_copy(update=update)})

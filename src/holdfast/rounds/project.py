@@ -90,7 +90,7 @@ class Project:
         if not project._file.exists():
             if not create:
                 raise UserError(f"{root} is not a project", expected="a folder made by `holdfast develop --project`")
-            if root.exists() and any(one for one in root.iterdir() if one.name not in ("rounds", "lock")):
+            if root.exists() and any(path for path in root.iterdir() if path.name not in ("rounds", "lock")):
                 raise UserError(f"{root} is not empty and no project", do="choose another folder")
             project.rounds.mkdir(parents=True, exist_ok=True)
             with project._locked():
@@ -144,8 +144,8 @@ class Project:
 
     def history(self) -> list[Round]:
         """Finished rounds, in the order in which they were finished."""
-        entries = [one for one in self.entries() if one["event"] == "round"]
-        return [Round(one["round"], one["parent"], one) for one in entries]
+        entries = [entry for entry in self.entries() if entry["event"] == "round"]
+        return [Round(entry["round"], entry["parent"], entry) for entry in entries]
 
     def entries(self) -> list[dict[str, Any]]:
         """Lines of the record as they stand; one that was cut short by a crash is passed over."""
@@ -158,19 +158,21 @@ class Project:
 
     def unfinished(self) -> list[str]:
         """Rounds that were begun and have no line yet."""
-        done = {one.name for one in self.history()}
+        done = {item.name for item in self.history()}
         begun = [path.name for path in sorted(self.rounds.iterdir()) if path.is_dir()] if self.rounds.exists() else []
         return [name for name in begun if name not in done]
 
     def find(self, name: str) -> Round:
         """A finished round by its name, its number, or the part behind its number."""
         history = self.history()
-        matching = [one for one in history if name in (one.name, one.name[:4], one.name[:4].lstrip("0"), one.name[5:])]
+        matching = [
+            item for item in history if name in (item.name, item.name[:4], item.name[:4].lstrip("0"), item.name[5:])
+        ]
         if len(matching) == 1:
             return matching[0]
         if matching:
-            raise UserError(f"{name!r} means several rounds", found=", ".join(one.name for one in matching))
-        known = [FIRST, *(one.name for one in history)]
+            raise UserError(f"{name!r} means several rounds", found=", ".join(item.name for item in matching))
+        known = [FIRST, *(item.name for item in history)]
         raise UserError(f"{self.root} has no round {name!r}", do=nearest(name, known))
 
     def resolve(self, name: str | None) -> str:
@@ -178,7 +180,7 @@ class Project:
 
         A round that kept the old model stands for its parent: that is the model it handed back.
         """
-        history = {one.name: one for one in self.history()}
+        history = {item.name: item for item in self.history()}
         if name is None:
             name = next(reversed(history), FIRST)
         found = FIRST if name == FIRST else self.find(name).name
@@ -192,7 +194,7 @@ class Project:
 
     def ancestors(self, name: str) -> list[str]:
         """A round and those before it, the first model last."""
-        parents = {one.name: one.parent for one in self.history()}
+        parents = {item.name: item.parent for item in self.history()}
         line = [name]
         while line[-1] != FIRST:
             line.append(parents[line[-1]])
@@ -200,18 +202,18 @@ class Project:
 
     def gained(self, name: str) -> list[str]:
         """Targets of the rounds that a model comes from: what they gained is to be kept."""
-        targets = {one.name: one.target for one in self.history() if not one.kept_old}
-        return [targets[one] for one in reversed(self.ancestors(name)) if one in targets]
+        targets = {item.name: item.target for item in self.history() if not item.kept_old}
+        return [targets[ancestor] for ancestor in reversed(self.ancestors(name)) if ancestor in targets]
 
     def accuracy(self) -> dict[str, list[float | None]]:
         """Class -> its accuracy under the first model and after each round; None where it was not judged."""
         history = self.history()
         first: dict[str, float] = {}
-        for one in history:
-            if one.parent == FIRST:
-                first = {**one.entry["accuracy"]["old"], **first}
-        names = dict.fromkeys([*first, *(name for one in history for name in one.accuracy)])
-        return {name: [first.get(name), *(one.accuracy.get(name) for one in history)] for name in names}
+        for item in history:
+            if item.parent == FIRST:
+                first = {**item.entry["accuracy"]["old"], **first}
+        names = dict.fromkeys([*first, *(name for item in history for name in item.accuracy)])
+        return {name: [first.get(name), *(item.accuracy.get(name) for item in history)] for name in names}
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -249,7 +251,7 @@ class Project:
         """Write down the bytes of the first model, once."""
         files = list_files(self.first)
         with self._locked():
-            if not any(one["event"] == FIRST for one in self.entries()):
+            if not any(entry["event"] == FIRST for entry in self.entries()):
                 self.record_log.append({"event": FIRST, "files": files})
 
     def record(self, name: str) -> Round:
@@ -260,7 +262,7 @@ class Project:
         entry = {"event": "round", "round": name, "parent": self.parent_of(name), **describe(folder), "files": files}
         entry["note"] = note
         with self._locked():
-            known = {one.name for one in self.history()}
+            known = {item.name for item in self.history()}
             if name not in known:
                 self.record_log.append({**entry, "ledger": self._ledger_bytes()})
         return self.find(name)
@@ -309,8 +311,8 @@ def describe(folder: RunFolder) -> dict[str, Any]:
         )
     role = "test" if result.get("test") else "dev"
     tasks: dict[str, Any] = result[role]["tasks"]
-    old = {name: float(one["old_accuracy"]) for name, one in tasks.items()}
-    new = {name: float(one["new_accuracy"]) for name, one in tasks.items()}
+    old = {name: float(item["old_accuracy"]) for name, item in tasks.items()}
+    new = {name: float(item["new_accuracy"]) for name, item in tasks.items()}
     # Dev figures of a round that keeps the old model are about the candidate that it did not take.
     kept = bool(result["kept_old"])
     certificate = result.get("certificate") or {}
@@ -329,5 +331,5 @@ def describe(folder: RunFolder) -> dict[str, Any]:
         "config": fingerprint_json(config),
         "seed": config.get("seed"),
         "method": (config.get("method") or {}).get("name"),
-        "candidates": [one["name"] for one in result["candidates"]],
+        "candidates": [item["name"] for item in result["candidates"]],
     }

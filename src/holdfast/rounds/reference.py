@@ -27,11 +27,11 @@ class ReferenceModel:
     on_round_classes: Classifier  # over the round's label space
     as_deployed: Classifier | None = None  # over the classes it had, where those are fewer
 
-    def with_deployed(self, table: pa.Table, said: pa.Table) -> pa.Table:
+    def with_deployed(self, table: pa.Table, predictions: pa.Table) -> pa.Table:
         """``table`` (of ``bound``) with the predictions and scores of ``said`` (of ``used``)."""
         for name in ("prediction", "score"):
             place = table.schema.get_field_index(name)
-            table = table.set_column(place, table.schema.field(name), said[name])
+            table = table.set_column(place, table.schema.field(name), predictions[name])
         return table
 
 

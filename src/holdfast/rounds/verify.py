@@ -57,26 +57,28 @@ class Difference:
 
 def difference(project: Project, before: str, after: str) -> Difference:
     """What flipped from one model to another, on dev images and those of retired sets."""
-    one, other = project.resolve(before), project.resolve(after)
-    old, new = _said(project, one), _said(project, other)
+    older, newer = project.resolve(before), project.resolve(after)
+    old, new = _said(project, older), _said(project, newer)
     common = sorted(old.keys() & new.keys())
     if not common:
-        raise UserError(f"{one} and {other} were not judged by the same images", do="compare rounds over the same data")
+        raise UserError(
+            f"{older} and {newer} were not judged by the same images", do="compare rounds over the same data"
+        )
     examples: dict[str, int] = {}
     right: dict[str, tuple[int, int]] = {}
     flips: list[Flip] = []
-    places = _places(project, one, other)
+    places = _places(project, older, newer)
     for identity in common:
-        label, said = old[identity]
+        label, earlier = old[identity]
         now = new[identity][1]
         examples[label] = examples.get(label, 0) + 1
-        was, is_ = said == label, now == label
+        was, is_ = earlier == label, now == label
         before_right, after_right = right.get(label, (0, 0))
         right[label] = (before_right + was, after_right + is_)
         if was != is_:
-            flips.append(Flip(identity, label, said, now, is_, places.get(identity, "")))
+            flips.append(Flip(identity, label, earlier, now, is_, places.get(identity, "")))
     flips.sort(key=lambda flip: (flip.gained, flip.label, flip.locator))
-    return Difference(one, other, examples, right, flips)
+    return Difference(older, newer, examples, right, flips)
 
 
 def _said(project: Project, name: str) -> dict[str, tuple[str, str]]:
@@ -104,7 +106,7 @@ def _table(folder: RunFolder, dev: str, sealed: str, retired: bool) -> dict[str,
         if path.exists():
             table = read_predictions(path)
             columns = (table[name].to_pylist() for name in ("example_id", "label", "prediction"))
-            found.update({identity: (label, said) for identity, label, said in zip(*columns, strict=True)})
+            found.update({identity: (label, predicted) for identity, label, predicted in zip(*columns, strict=True)})
     return found
 
 
@@ -155,23 +157,23 @@ def verify_project(root: Path) -> Checked:
     if project.ledger.exists():
         for path in sorted(project.ledger.glob("*.jsonl")):
             Ledger(project.ledger).standing(f"sha256:{path.stem}")
-    return Checked(sum(one["event"] == "round" for one in entries), files, certificates, notes)
+    return Checked(sum(item["event"] == "round" for item in entries), files, certificates, notes)
 
 
 def _shared_seals(project: Project) -> list[str]:
     """Sealed sets that are different sets, and still share images: one look at the first tells about the second."""
     sets: dict[str, frozenset[str]] = {}
     notes: list[str] = []
-    for one in project.history():
-        path = project.folder(one.name).roles
+    for item in project.history():
+        path = project.folder(item.name).roles
         if not path.exists():
             continue
         table = pq.read_table(path, columns=["example_id", "role"]).to_pylist()
         mine = frozenset(row["example_id"] for row in table if row["role"] == "sealed")
         for name, other in sets.items():
             if mine & other and mine != other:
-                notes.append(f"{one.name} and {name} share {len(mine & other)} sealed images in two different sets")
-        sets[one.name] = mine
+                notes.append(f"{item.name} and {name} share {len(mine & other)} sealed images in two different sets")
+        sets[item.name] = mine
     return notes
 
 
@@ -210,10 +212,10 @@ def _check_files(base: Path, expected: Mapping[str, str], added: bool = True) ->
 
 
 def _check_ledger(project: Project, expected: Mapping[str, Any]) -> None:
-    for name, told in expected.items():
+    for name, reported in expected.items():
         path = project.ledger / name
-        content = path.read_bytes()[: told["bytes"]] if path.exists() else b""
-        if fingerprint_bytes(content) != told["fingerprint"]:
+        content = path.read_bytes()[: reported["bytes"]] if path.exists() else b""
+        if fingerprint_bytes(content) != reported["fingerprint"]:
             raise FaultError(
                 f"the ledger entry {path} was changed",
                 expected="a record that is only ever appended to",

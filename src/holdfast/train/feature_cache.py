@@ -58,7 +58,7 @@ def can_cache(method: Method, data: RoundData, views: ViewSettings) -> tuple[boo
 
 
 def _any_trained(parameters: Iterable[Tensor]) -> bool:
-    return any(one.requires_grad for one in parameters)
+    return any(parameter.requires_grad for parameter in parameters)
 
 
 def _old_has_the_same_image_tower(method: Method) -> bool:
@@ -66,19 +66,19 @@ def _old_has_the_same_image_tower(method: Method) -> bool:
     return all(_same_image_tower(method.model.towers, old.towers) for old in method.prepared_with)
 
 
-def _same_image_tower(one: TwoTowers, other: TwoTowers) -> bool:
-    if one is other:
+def _same_image_tower(tower: TwoTowers, other: TwoTowers) -> bool:
+    if tower is other:
         return True
-    if one.spec() != other.spec():
+    if tower.spec() != other.spec():
         return False
     # Buffers (statistics of a BatchNorm) are those of both towers; a round changes none of them.
-    return _equal(one.image_parameters(), other.image_parameters()) and _equal(one.buffers(), other.buffers())
+    return _equal(tower.image_parameters(), other.image_parameters()) and _equal(tower.buffers(), other.buffers())
 
 
 def _equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
     return all(
-        one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-        for one, other in zip(some, others, strict=True)
+        tensor.dtype == other.dtype and tensor.device == other.device and torch.equal(tensor, other)
+        for tensor, other in zip(some, others, strict=True)
     )
 
 

@@ -62,25 +62,29 @@ class Whole:
 
     def _find_parameters(self) -> None:
         """What is trained, in a fixed order; once, because gathered weights stand in for sharded ones now and then."""
-        self.named = [(name, one) for name, one in self.method.named_parameters() if one.requires_grad]
-        self.parameters = [one for _, one in self.named]
+        self.named = [
+            (name, parameter) for name, parameter in self.method.named_parameters() if parameter.requires_grad
+        ]
+        self.parameters = [item for _, item in self.named]
 
     # -- gradients --------------------------------------------------------------------------------------------------
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Gradient of one term over all ranks, flat, without touching ``.grad``; the graph stays."""
         gradients = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-        flat = torch.cat([_or_zeros(g, one).flatten() for g, one in zip(gradients, self.parameters, strict=True)])
+        flat = torch.cat([_or_zeros(g, item).flatten() for g, item in zip(gradients, self.parameters, strict=True)])
         return sum_over_ranks(flat) / self.runtime.world
 
     def gradient(self) -> Tensor:
         """``.grad`` of all parameters, flat: [p]."""
-        return torch.cat([_or_zeros(one.grad, one).flatten() for one in self.parameters])
+        return torch.cat([_or_zeros(parameter.grad, parameter).flatten() for parameter in self.parameters])
 
     def put_gradient(self, flat: Tensor) -> None:
         """The inverse of :meth:`gradient`."""
-        for one, part in zip(self.parameters, flat.split([one.numel() for one in self.parameters]), strict=True):
-            one.grad = part.view_as(one)
+        for parameter, part in zip(
+            self.parameters, flat.split([parameter.numel() for parameter in self.parameters]), strict=True
+        ):
+            parameter.grad = part.view_as(parameter)
 
     def total(self, sums: Tensor) -> Tensor:
         """Sums over the entries of flat gradients, made sums over all of them."""
@@ -88,7 +92,7 @@ class Whole:
 
     def norm(self) -> Tensor:
         """Length of the gradient, 0-dimensional."""
-        return nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
+        return nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
     # -- the whole model --------------------------------------------------------------------------------------------
 
@@ -134,24 +138,24 @@ class Sharded(Whole):
         The leaves of the graph are gathered weights that come and go: only a backward pass, which averages their
         gradients into the shards, knows what became of them.
         """
-        kept = [one.grad for one in self.parameters]
-        for one in self.parameters:
-            one.grad = None
+        kept = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
         loss.backward(retain_graph=True)
         flat = self.gradient()
-        for one, gradient in zip(self.parameters, kept, strict=True):
-            one.grad = gradient
+        for parameter, gradient in zip(self.parameters, kept, strict=True):
+            parameter.grad = gradient
         return flat
 
     def gradient(self) -> Tensor:
         """This rank's part of ``.grad``, flat."""
-        return torch.cat([_local(_or_zeros(one.grad, one)).flatten() for one in self.parameters])
+        return torch.cat([_local(_or_zeros(parameter.grad, parameter)).flatten() for parameter in self.parameters])
 
     def put_gradient(self, flat: Tensor) -> None:
         """The inverse of :meth:`gradient`."""
-        parts = flat.split([_local(one).numel() for one in self.parameters])
-        for one, part in zip(self.parameters, parts, strict=True):
-            one.grad = _like(one, part.view_as(_local(one)))
+        parts = flat.split([_local(parameter).numel() for parameter in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.grad = _like(parameter, part.view_as(_local(parameter)))
 
     def total(self, sums: Tensor) -> Tensor:
         """The ranks' sums, added up."""
@@ -187,7 +191,7 @@ class Sharded(Whole):
         """Each rank cuts its part out of whole tensors."""
         own = self.method.state_dict()
         self.method.load_state_dict({name: _cut(own.get(name), value) for name, value in method_state.items()})
-        order = [one for group in optimizer.param_groups for one in cast("list[nn.Parameter]", group["params"])]
+        order = [item for group in optimizer.param_groups for item in cast("list[nn.Parameter]", group["params"])]
         moments = {
             index: {name: _cut(order[index], value) for name, value in values.items()}
             for index, values in optimizer_state["state"].items()
@@ -252,7 +256,7 @@ def blocks(towers: nn.Module) -> Iterator[nn.Module]:
     """The repeated parts of a model, outermost first: members of lists and sequences that have weights."""
     for child in towers.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
-            yield from (one for one in child if any(True for _ in one.parameters()))
+            yield from (item for item in child if any(True for _ in item.parameters()))
         else:
             yield from blocks(child)
 
@@ -270,24 +274,24 @@ def _shard(root: _Root, model: Classifier, runtime: Runtime) -> nn.Module:
 def _without_scalars(root: nn.Module) -> Generator[None]:
     """Numbers (CLIP's logit scale) cannot be cut; no feature depends on them and nothing trains them."""
     taken = [
-        (module, name, one)
+        (module, name, item)
         for module in root.modules()
-        for name, one in module.named_parameters(recurse=False)
-        if one.ndim == 0
+        for name, item in module.named_parameters(recurse=False)
+        if item.ndim == 0
     ]
     for module, name, _ in taken:
         delattr(module, name)
     try:
         yield
     finally:
-        for module, name, one in taken:
-            module.register_parameter(name, one)
+        for module, name, item in taken:
+            module.register_parameter(name, item)
 
 
 def _check(method: Method) -> None:
-    for name, one in method.named_parameters():
-        if one.requires_grad and (one.ndim == 0 or not name.startswith("model.")):
-            what = "a single number" if one.ndim == 0 else "not part of the model"
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad and (parameter.ndim == 0 or not name.startswith("model.")):
+            what = "a single number" if parameter.ndim == 0 else "not part of the model"
             raise UserError(
                 f"train.shard = 'full' cannot share out {name}",
                 expected="trained weights that are vectors or matrices of the method's model",
@@ -298,8 +302,10 @@ def _check(method: Method) -> None:
 
 def _twin(model: Classifier) -> Classifier:
     """A copy with parameters of its own that share the memory of the model's; buffers are the same."""
-    shared: dict[int, Any] = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in model.parameters()}
-    shared |= {id(one): one for one in model.buffers()}
+    shared: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad) for parameter in model.parameters()
+    }
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
     return copy.deepcopy(model, shared)
 
 

@@ -6,7 +6,8 @@ p10, the change in accuracy is Δ = p01 - p10. The null hypothesis is a loss of 
     H0: Δ <= -ε,        T(b, c) = (b - c + nε) / sqrt(n (2q̂ - ε - ε²))
 
 with q̂ the maximum-likelihood estimate of p10 under Δ = -ε. T rises in b and falls in c, so that the p-value
-sup over H0 of P(T >= t) is attained on the line p10 = p01 + ε. `holdfast.certify.exact.null_line` bounds that supremum from above.
+sup over H0 of P(T >= t) is attained on the line p10 = p01 + ε. `holdfast.certify.exact.null_line` bounds that
+supremum from above.
 
 A negative ε asks for a gain of at least -ε. By symmetry T(b, c; ε) = -T(c, b; -ε): the test in the other direction
 (``regressed``) is this test with b and c exchanged and the sign of ε reversed.

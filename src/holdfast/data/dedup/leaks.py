@@ -141,7 +141,7 @@ def _cut_from(
     found = index.near(queries, distance)
     i, j, bits, version = rows[found.query], columns[found.index], found.distance, found.version
     if same:
-        i, j, bits, version = (one[rows[found.query] != columns[found.index]] for one in (i, j, bits, version))
+        i, j, bits, version = (item[rows[found.query] != columns[found.index]] for item in (i, j, bits, version))
     # Most candidates fall here, at a small part of the cost of the full correlation.
     likely = _coarse(whole, cut, i, j, version) >= least - COARSE_SLACK
     i, j, bits = i[likely], j[likely], bits[likely]

@@ -94,7 +94,7 @@ def correlation(whole: np.ndarray, cut: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Greatest correlation of thumbnails ``cut`` with ``whole``, the latter cut and mirrored in every way; mirrored?"""
     best = np.empty(len(whole), dtype=np.float32)
     flipped = np.empty(len(whole), dtype=bool)
-    ways = np.concatenate([_resampling(*one) for one in (*CUTS, (0.025, 0.025))])  # [5·32, 32]
+    ways = np.concatenate([_resampling(*item) for item in (*CUTS, (0.025, 0.025))])  # [5·32, 32]
     for start in range(0, len(whole), 256):
         versions = _versions(whole[start : start + 256].astype(np.float32), ways)  # [n, 25, 32, 32]
         reference = _standardised(cut[start : start + 256].astype(np.float32))

@@ -92,14 +92,14 @@ def _clean(
     reasons = [reason for reason, _ in removed.values()]
     section: dict[str, Any] = {
         "input": source,
-        "against": {name: fingerprint_ids(one.ids) for name, one in against},
+        "against": {name: fingerprint_ids(item.ids) for name, item in against},
         "near": {"distance": DISTANCE, "correlation": CORRELATION},
         "counts": {
             "images": len(records),
             **{name: len(rows) for name, rows in chosen.items()},
             "removed": len(removed),
             "removed_because": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
-            "compared_with": sum(len(one) for _, one in against),
+            "compared_with": sum(len(item) for _, item in against),
         },
         "hashes": {
             name: fingerprint_json([[records[row].key, records[row].sha256, records[row].text] for row in rows])
@@ -147,7 +147,7 @@ def _near_each_other(
     for row in sorted(earlier):
         if row in removed:
             continue
-        same = [one for one in sorted(earlier[row]) if one not in removed and one not in again]
+        same = [item for item in sorted(earlier[row]) if item not in removed and item not in again]
         if same:
             again[row] = ("near another fetched", fetched.names[same[0]])
     return again

@@ -90,18 +90,18 @@ def find_files(source: str, s3: S3Options | None = None) -> list[MetadataFile]:
     if path.is_file():
         return [_described(local, str(path), path.name)]
     if path.is_dir():
-        names = sorted(str(one) for one in path.rglob("*.parquet") if one.is_file())
+        names = sorted(str(item) for item in path.rglob("*.parquet") if item.is_file())
         root = path
     else:
-        names = sorted(one for one in glob.glob(source, recursive=True) if Path(one).is_file())
-        root = Path(os.path.commonpath([str(Path(one).parent) for one in names])) if names else path
+        names = sorted(item for item in glob.glob(source, recursive=True) if Path(item).is_file())
+        root = Path(os.path.commonpath([str(Path(name).parent) for name in names])) if names else path
     if not names:
         raise UserError(
             f"no Parquet file at {source}",
             expected="a .parquet file, a folder that holds some, or a glob in quotes",
             do="check the path",
         )
-    return [_described(local, one, str(Path(one).relative_to(root))) for one in names]
+    return [_described(local, name, str(Path(name).relative_to(root))) for name in names]
 
 
 def _on_s3(source: str, options: S3Options) -> list[MetadataFile]:
@@ -113,17 +113,19 @@ def _on_s3(source: str, options: S3Options) -> list[MetadataFile]:
             return [_described(store, address, address.rsplit("/", 1)[-1], prefix="s3://")]
         base = fixed.rstrip("/") if fixed == address else fixed.rsplit("/", 1)[0]
         listed = store.get_file_info(pafs.FileSelector(base, recursive=True))
-        paths = sorted(one.path for one in listed if one.type == pafs.FileType.File)
+        paths = sorted(item.path for item in listed if item.type == pafs.FileType.File)
     except OSError as error:
         raise UserError(
             f"cannot read {source}",
             found=str(error).splitlines()[0][:300],
             do="check --s3-endpoint and the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or --s3-anonymous)",
         ) from error
-    wanted = [one for one in paths if one.endswith(".parquet") and (fixed == address or fnmatch.fnmatch(one, address))]
+    wanted = [
+        path for path in paths if path.endswith(".parquet") and (fixed == address or fnmatch.fnmatch(path, address))
+    ]
     if not wanted:
         raise UserError(f"no Parquet file at {source}", do="check the address")
-    return [_described(store, one, one[len(base) :].lstrip("/"), prefix="s3://") for one in wanted]
+    return [_described(store, item, item[len(base) :].lstrip("/"), prefix="s3://") for item in wanted]
 
 
 def _described(store: pafs.FileSystem, path: str, name: str, prefix: str = "") -> MetadataFile:

@@ -45,7 +45,7 @@ def ordered_blocks(files: list[MetadataFile], seed: int) -> list[Block]:
                 block = Block(index, start + offset, min(BLOCK_ROWS, rows - offset))
                 found.append((hashlib.sha256(f"{seed} {file.footer} {block.start}".encode()).digest(), block))
             start += rows
-    return [block for _, block in sorted(found, key=lambda one: (one[0], one[1].file, one[1].start))]
+    return [block for _, block in sorted(found, key=lambda item: (item[0], item[1].file, item[1].start))]
 
 
 def draw_negatives(

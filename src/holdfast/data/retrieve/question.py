@@ -115,7 +115,7 @@ def _read_boolean(answer: str) -> tuple[bool, str] | None:
 
 def _read_object(answer: str, token: str) -> tuple[bool, str] | None:
     """Exactly one JSON object with our token; prose and code fences around it are passed over."""
-    objects = [one for one in _objects(answer) if one.get("token") == token]
+    objects = [item for item in _objects(answer) if item.get("token") == token]
     if len(objects) != 1:
         return None
     verdict = objects[0].get("verdict")

@@ -213,7 +213,7 @@ def _groups(files: list[MetadataFile], together: bool) -> list[Group]:
     groups: list[Group] = []
     for index, file in enumerate(files):
         last = groups[-1] if groups else []
-        rows = sum(one.rows for _, one in last)
+        rows = sum(item.rows for _, item in last)
         if together and last and rows + file.rows <= _GROUP_ROWS and last[0][1].columns == file.columns:
             last.append((index, file))
         else:
@@ -238,7 +238,7 @@ def scan_files(connection: duckdb.DuckDBPyConnection, group: Group, query: Searc
     locations = ", ".join(quoted(file.location) for _, file in group)
     url, text = identifier(names["url"]), identifier(names["text"])
     words = query.words
-    quick = " OR ".join(f"regexp_matches({text}, {quoted(one)})" for one in words.quick)
+    quick = " OR ".join(f"regexp_matches({text}, {quoted(item)})" for item in words.quick)
     excluded = f"regexp_matches({text}, {quoted(words.excluded)})" if words.excluded else "false"
     statement = (
         "SELECT *, kind >= 0 AS wanted FROM ("
@@ -253,7 +253,7 @@ def scan_files(connection: duckdb.DuckDBPyConnection, group: Group, query: Searc
     try:
         for batch in stream(connection, statement):
             kept = batch.filter(batch.column("wanted"))
-            yield pa.RecordBatch.from_arrays([kept.column(one.name).cast(one.type) for one in _PART], schema=_PART)
+            yield pa.RecordBatch.from_arrays([kept.column(item.name).cast(item.type) for item in _PART], schema=_PART)
     except (engine.Error, pa.ArrowException, OSError) as error:
         raise UserError(
             f"DuckDB could not read {group[0][1].name}"
@@ -272,7 +272,9 @@ def passes(names: dict[str, str], query: SearchQuery) -> str:
     """The filters on size, similarity and NSFW tag; a row that has no value does not pass a filter on it."""
     tests: list[str] = []
     if query.min_side is not None:
-        tests += [f"coalesce({identifier(names[one])} >= {int(query.min_side)}, false)" for one in ("width", "height")]
+        tests += [
+            f"coalesce({identifier(names[item])} >= {int(query.min_side)}, false)" for item in ("width", "height")
+        ]
     if query.min_similarity is not None:
         tests.append(f"coalesce({identifier(names['similarity'])} >= {float(query.min_similarity)!r}, false)")
     if query.nsfw != "any" and "nsfw" in names:

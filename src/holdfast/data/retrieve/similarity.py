@@ -64,8 +64,8 @@ class SimilarityConfig:
         if not -2 <= threshold <= 2:
             raise UserError(f"--threshold got {threshold}", expected="a number between -2 and 2")
         return cls(
-            tuple(prompts) or tuple(one.format(target) for one in PROMPTS),
-            tuple(one.format(target) for one in CONTRASTS) if contrast_weight else (),
+            tuple(prompts) or tuple(item.format(target) for item in PROMPTS),
+            tuple(item.format(target) for item in CONTRASTS) if contrast_weight else (),
             contrast_weight,
             threshold,
         )
@@ -109,7 +109,7 @@ def examples_around(captions: Sequence[str], scores: np.ndarray, threshold: floa
         "just_above": shown(order[cut : cut + each]),
         "lowest": shown(order[:each]),
         "highest": shown(order[::-1][:each]),
-        "quantiles": [float(one) for one in np.quantile(scores, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1])]
+        "quantiles": [float(item) for item in np.quantile(scores, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1])]
         if len(scores)
         else [],
     }

@@ -55,8 +55,8 @@ class Words:
         contains another (``foggy``, ``fog``) adds nothing and is left out.
         """
         needles = {max(form.split(), key=len) for term in self.terms for form in _forms(term)}
-        least = {one for one in needles if not any(other != one and other in one for other in needles)}
-        return tuple(f"(?i){_escape(one)}" for one in sorted(least))
+        least = {needle for needle in needles if not any(other != needle and other in needle for other in needles)}
+        return tuple(f"(?i){_escape(item)}" for item in sorted(least))
 
     @property
     def loose(self) -> str:
@@ -113,7 +113,7 @@ def _whole(terms: Iterable[str]) -> str:
         after = "" if _writes_no_spaces(term[-1]) or not _is_word(term[-1]) else _AFTER
         groups.setdefault((before, after), []).extend(_spelled(form) for form in _forms(term))
     # Ignoring case outside the terms would make the character classes, which it does not change, slower to compile.
-    return "|".join(f"{before}(?i:{'|'.join(one)}){after}" for (before, after), one in groups.items())
+    return "|".join(f"{before}(?i:{'|'.join(item)}){after}" for (before, after), item in groups.items())
 
 
 def _is_word(char: str) -> bool:

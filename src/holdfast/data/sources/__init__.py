@@ -62,7 +62,7 @@ def list_source(config: SourceConfig, root: Path) -> Listing:
     ]
     entries = [listing.entries[position] for position in chosen]
     if config.classes:
-        entries = [replace(one, label=config.classes.get(one.label or "", one.label)) for one in entries]
+        entries = [replace(item, label=config.classes.get(item.label or "", item.label)) for item in entries]
     indices = [listing.indices[position] for position in chosen]
     return replace(listing, entries=entries, indices=indices)
 
@@ -78,7 +78,7 @@ def _relative_to(root: Path, listing: Listing) -> Listing:
 
 def catalogue(sources: Iterable[SourceConfig], root: Path, *, limit: float = 1.0, workers: int = 4) -> Catalogue:
     """The examples of all sources with their content hashes. ``limit`` is the share that may be unreadable."""
-    return join([build(list_source(one, root), limit=limit, workers=workers) for one in sources])
+    return join([build(list_source(source, root), limit=limit, workers=workers) for source in sources])
 
 
 def guess_source(text: str) -> SourceConfig:

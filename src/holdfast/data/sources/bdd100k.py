@@ -43,7 +43,7 @@ def read_labels(path: Path, attribute: str, official: str) -> list[Label]:
     """The images of one official label file with one of their attributes; boxes are passed over."""
     values: Any = read_json(path)
     frames: Any = values.get("frames") if isinstance(values, dict) else values
-    if not isinstance(frames, list) or not all(_is_frame(one, attribute) for one in frames):
+    if not isinstance(frames, list) or not all(_is_frame(item, attribute) for item in frames):
         raise UserError(f"{path} is not a BDD100K label file", expected='a list of {"name": …, "attributes": {…}}')
     labels: list[Label] = []
     known: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def list_bdd100k(config: SourceConfig, path: Path) -> Listing:
         file = _label_file(path, official)
         if file is not None:
             labels += _once(read_labels(file, config.attribute, official), problems)
-        pictures |= {(official, one.name): one for one in _pictures(path, official)}
+        pictures |= {(official, picture.name): picture for picture in _pictures(path, official)}
     if not labels:
         raise UserError(
             f"no BDD100K label files under {path}",
@@ -158,5 +158,5 @@ def _label_file(root: Path, official: str) -> Path | None:
 
 def _pictures(root: Path, official: str) -> list[Path]:
     """``images/100k/train`` of the official archive, wherever under the root it was unpacked."""
-    folders = sorted(one for one in root.rglob(official) if one.is_dir() and "labels" not in one.parts)
+    folders = sorted(path for path in root.rglob(official) if path.is_dir() and "labels" not in path.parts)
     return [file for folder in folders for file in sorted(folder.glob("*.jpg"))]

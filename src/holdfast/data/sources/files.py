@@ -122,12 +122,12 @@ def _expanded(path: Path) -> list[Path]:
         numbers = range(int(first), int(last) + 1)
         names = (str(path).replace(counted.group(), f"{number:0{len(first)}d}") for number in numbers)
         return [found for name in names for found in _expanded(Path(name))]
-    found = sorted(Path(one) for one in glob.glob(str(path), recursive=True))
+    found = sorted(Path(item) for item in glob.glob(str(path), recursive=True))
     if found:
         return found
     if glob.has_magic(str(path)):
         raise UserError(f"nothing matches {path}", do="check the pattern; it is relative to the TOML file")
-    known = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    known = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(f"{path} does not exist", do=nearest(path.name, known) if known else "check the path")
 
 

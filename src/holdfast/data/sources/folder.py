@@ -20,7 +20,7 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
     for root in expand(path):
         if not root.is_dir():
             raise UserError(f"{root} is a file", expected="a folder of pictures", do="give the source its `kind`")
-        pictures = [(one, one.relative_to(root).parts) for one in walk_pictures(root)]
+        pictures = [(walk_picture, walk_picture.relative_to(root).parts) for walk_picture in walk_pictures(root)]
         splits = _split_folders([parts for _, parts in pictures])
         for name in sorted(splits - SPLITS.keys()):
             problems.append(Problem("unknown split", name, "shared out like train"))

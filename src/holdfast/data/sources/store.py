@@ -287,5 +287,5 @@ def list_store(config: SourceConfig, path: Path) -> Listing:
     columns = (index[name].to_pylist() for name in ("locator", "class", "caption", "split", "example_id"))
     entries = [Entry(*values) for values in zip(*columns, strict=True)]
     reader = StoreReader(store, index["row"].to_numpy(), index["small"].to_numpy())
-    problems = [Problem(*one) for one in store.header["problems"]]
+    problems = [Problem(*item) for item in store.header["problems"]]
     return Listing(readable_name(path), entries, reader, problems)

@@ -32,17 +32,17 @@ def list_webdataset(config: SourceConfig, path: Path) -> Listing:
     names = _class_names(shards[0].parent)
     for number, shard in enumerate(shards):
         found = list(_examples(shard, problems))
-        described = sum(one.described for one in found)
-        for one in found:
-            where = f"{readable_name(shard)}#{one.key}"
-            if one.picture is None:
+        described = sum(item.described for item in found)
+        for text in found:
+            where = f"{readable_name(shard)}#{text.key}"
+            if text.picture is None:
                 problems.append(Problem("example without a picture", where))
                 continue
-            if not one.described and described:
+            if not text.described and described:
                 problems.append(Problem("example without text or label", where))
-            places.append((number, *one.picture))
-            label = one.label if names is None else _named(one.label, names)
-            entries.append(Entry(where, label, one.caption, one.split or split_in_name(shard)))
+            places.append((number, *text.picture))
+            label = text.label if names is None else _named(text.label, names)
+            entries.append(Entry(where, label, text.caption, text.split or split_in_name(shard)))
     if not entries:
         raise UserError(f"{path} holds no pictures", expected="members such as 0001.jpg, 0001.txt, 0001.cls")
     return Listing(readable_name(path), entries, BytesReader(_Shards(shards, places).picture), problems)

@@ -37,7 +37,7 @@ def makes(device: torch.device, kernels: Callable[[int], object]) -> bool:
 
 def source(name: str) -> str:
     """The text of a file beside this one, behind what all of them share."""
-    return "".join(Path(__file__).with_name(one).read_text("utf-8") for one in ("hopper.cu", name))
+    return "".join(Path(__file__).with_name(item).read_text("utf-8") for item in ("hopper.cu", name))
 
 
 class Kernel:
@@ -68,8 +68,10 @@ class Kernel:
 
     def launch(self, programs: int, arguments: Sequence[Any], device: torch.device) -> None:
         """On the current stream; arguments are ctypes' values, tensors and tensor maps."""
-        given = [ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else one for one in arguments]
-        places = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
+        given = [
+            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, Tensor) else argument for argument in arguments
+        ]
+        places = (ctypes.c_void_p * len(given))(*(ctypes.addressof(item) for item in given))
         stream = torch.cuda.current_stream(device).cuda_stream
         grid = (programs, 1, 1, self._threads, 1, 1, self._shared)
         _checked(self._driver.cuLaunchKernel(self._function, *grid, stream, ctypes.addressof(places), 0))
@@ -121,9 +123,9 @@ def _compiled(text: str, options: tuple[str, ...]) -> bytes:
     flags = [b"--gpu-architecture=sm_90a", *(option.encode() for option in options)]
     (outcome,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     if int(outcome) != 0:
-        said = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, said)
-        raise UnavailableError(f"does not compile: {said.decode(errors='replace')}")
+        message = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, message)
+        raise UnavailableError(f"does not compile: {message.decode(errors='replace')}")
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code

@@ -1,4 +1,5 @@
-"""Products with the MLP's activation at their end, on Hopper: :mod:`holdfast.kernels.triton_ops` without its passes for it.
+"""Products with the MLP's activation at their end, on Hopper: :mod:`holdfast.kernels.triton_ops` without its passes
+for it.
 
 ``products.cu`` says how. Where the card is another one, or nothing can be compiled, :func:`takes` says no, and the
 product and the pass over its values are two.
@@ -64,8 +65,8 @@ def _launch(
     programs = _CLUSTER * min(clusters, _high(rows) * (columns // _COLUMNS))
     sizes = (ctypes.c_int(size) for size in (rows, columns, depth))
     taken = tensor_map(values, values.shape, (_ROWS, _DEPTH))
-    one = ctypes.c_void_p(None) if first is None else first
-    kernel.launch(programs, (taken, pieces, one, second, side, sums, *sizes), values.device)
+    single = ctypes.c_void_p(None) if first is None else first
+    kernel.launch(programs, (taken, pieces, single, second, side, sums, *sizes), values.device)
 
 
 @lru_cache(maxsize=64)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from holdfast.data.transforms import normalize_views, normalize_views_at_once, random_views
-from holdfast.kernels.cuda import compile as cuda
 from holdfast.kernels import fast, fused
+from holdfast.kernels.cuda import compile as cuda
 from holdfast.runtime import Runtime, sums_by
 from holdfast.train import loop
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
-from tests.train.test_fast import towers
+from tests.kernels.test_fast import towers
 
 gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no GPU that has the kernels"
