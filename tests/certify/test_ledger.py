@@ -112,7 +112,7 @@ def test_a_result_on_record_is_the_result(tmp_path: Path) -> None:
         assert (again.recorded.passed, again.recorded.which) == (True, "step-100")
         again.close(True, "step-100")
     assert ledger.path(SET).read_bytes() == before
-    with ledger.query(SET, Budget(), claim="a") as again, pytest.raises(FaultError, match="came out differently"):
+    with ledger.query(SET, Budget(), claim="a") as again, pytest.raises(FaultError, match="came out otherwise"):
         again.close(False)
     assert ledger.path(SET).read_bytes() == before
 
