@@ -1,4 +1,4 @@
-"""A round in a run folder: begun, gone on with, finished once. What a round is stands in :mod:`holdfast.rounds.round`."""
+"""A round in a run folder: begun, gone on with, finished once. The round itself: :mod:`holdfast.rounds.round`."""
 
 from __future__ import annotations
 
