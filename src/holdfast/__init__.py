@@ -1,6 +1,7 @@
 """holdfast: improve a model on one weak class without losing any class it already serves, and prove it.
 
-The public API. Everything is imported when it is first asked for, so that ``import holdfast`` is instant.
+The public API. Everything is imported when it is first asked for, so that ``import holdfast`` is instant, and that
+``certify`` and ``plan`` need no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast._version import __version__
 
 if TYPE_CHECKING:
+    from holdfast.certify.api import certify, plan
     from holdfast.model.classifier import Classifier
     from holdfast.model.folder import load_model, save_model
     from holdfast.objective.contrastive import GlobalContrastive
@@ -26,8 +28,10 @@ _HOME = {
     "RetentionPenalty": "holdfast.objective.retention",
     "RoundResult": "holdfast.rounds.result",
     "TuneResult": "holdfast.rounds.tune",
+    "certify": "holdfast.certify.api",
     "develop": "holdfast.rounds.develop",
     "load_model": "holdfast.model.folder",
+    "plan": "holdfast.certify.api",
     "save_model": "holdfast.model.folder",
     "tune": "holdfast.rounds.tune",
 }
@@ -40,8 +44,10 @@ __all__ = [
     "RoundResult",
     "TuneResult",
     "__version__",
+    "certify",
     "develop",
     "load_model",
+    "plan",
     "save_model",
     "tune",
 ]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from holdfast.errors import Exit, UserError, nearest
+from holdfast.errors import Exit, UserError
 
-if TYPE_CHECKING:
-    from holdfast.certify.certificate import Settings
-    from holdfast.certify.tables import Paired
-
+TABLES = (".csv", ".parquet")
 EXITS = {"certified": Exit.DONE, "regressed": Exit.FAULT, "undecided": Exit.UNDECIDED}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Margins = Annotated[
@@ -26,13 +22,16 @@ Confidence = Annotated[float | None, typer.Option(help="1 - δ. Default: 0.95, o
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder with sealed images.")] = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[OLD NEW | RUN]", help="Predictions of two models, or a run with sealed images."),
+    ] = None,
     predictions: Annotated[
         list[Path] | None,
         typer.Option(help="CSV or Parquet with task,label,old,new; or given twice (old, new), joined by example_id."),
     ] = None,
-    old: Annotated[Path | None, typer.Option(help="Old model: example_id,task,label,prediction.")] = None,
-    new: Annotated[Path | None, typer.Option(help="New model: example_id,task,label,prediction.")] = None,
+    old: Annotated[Path | None, typer.Option(help="As OLD: example_id,task,label,prediction.")] = None,
+    new: Annotated[Path | None, typer.Option(help="As NEW: example_id,task,label,prediction.")] = None,
     margin: Margins = None,
     confidence: Confidence = None,
     target: Annotated[str | None, typer.Option(help="Claim also that this task improved; it is not protected.")] = None,
@@ -53,6 +52,7 @@ def certify(
         float, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside.")
     ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown too.")] = None,
     old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     new_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     data: Annotated[Path | None, typer.Option(help="Data to name in the certificate.")] = None,
@@ -63,39 +63,35 @@ def certify(
 ) -> int:
     """Prove that no protected task lost more than its margin, or say what is missing.
 
-    Works on predictions of any two models (`--predictions`), or on the sealed images of a run, under the ledger. Exit
-    code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
+    Works on the predictions of any two models (OLD NEW: example_id,task,label,prediction; CSV or Parquet), or on the
+    sealed images of a run, under the ledger. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
     """
+    run, tables = _given(paths or [])
     if run is not None:
         if predictions or old or new:
             raise UserError("a run and predictions at once", do="give either RUN or --predictions")
-        return _certify_run(run, _margins(margin), confidence, ledger, as_json)
-    from holdfast.certify.certificate import check_confidence, read_evidence, run_test, write_certificate
-    from holdfast.certify.report import report
-    from holdfast.certify.sequential import sequential_report
+        return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json)
+    from holdfast.certify.api import report_on_claim, settings_for
+    from holdfast.certify.certificate import check_confidence, read_evidence, write_certificate
     from holdfast.cli.verdicts import print_json, print_report
 
     confidence = check_confidence(0.95 if confidence is None else confidence)
     if not math.isfinite(lemma_constant):
         raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
-    files = _files(predictions or [], old, new)
+    files = _files([*tables, *(predictions or [])], old, new)
     names = _names(labels)
     paired = read_evidence(files, names)
     assert paired is not None
-    settings = _settings(paired, margin, confidence, target, claim, _names(tasks), pool or [], names)
-    if sequential:
-        if settings.groups:
-            raise UserError("--sequential and --pool at once", do="leave one of them out")
-        reported = sequential_report(paired, settings.margins, confidence, target)
-    else:
-        result = run_test(paired, settings, workers=min(4, os.cpu_count() or 1))
-        reported = report(result, confidence=confidence, complexity=lemma_constant)
+    claimed = (target, claim, _names(tasks), _groups(pool or []), names)
+    settings = settings_for(paired, *_margins(margin), confidence, *claimed)
+    if out is not None and sequential:
+        raise UserError("a certificate is written for a fixed set of images", do="leave out --sequential or --out")
+    reported = report_on_claim(paired, settings, sequential=sequential, lemma_constant=lemma_constant)
     if out is not None:
-        if sequential:
-            raise UserError("a certificate is written for a fixed set of images", do="leave out --sequential or --out")
         named = {"old model": old_model, "new model": new_model, "data": data}
         files |= {name: path for name, path in named.items() if path is not None}
         write_certificate(out, settings, reported, files)
+    _write_summary(summary, reported)
     if as_json:
         print_json(reported)
     else:
@@ -127,34 +123,23 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """How many images a certificate needs, or how small a margin given images allow; by exact power."""
-    from holdfast.certify.certificate import check_confidence, read_evidence
-    from holdfast.certify.exact.power import estimated_discordance
-    from holdfast.certify.plans import check_share, plan_report
+    from holdfast.certify.api import plan as make_plan
     from holdfast.cli.verdicts import print_json, print_plan
 
-    confidence = check_confidence(0.95 if confidence is None else confidence)
-    check_share("power", power)
     default, single = _margins(margin)
-    if predictions:
-        paired = read_evidence(_files(predictions, None, None), [])
-        assert paired is not None
-        counts = {name: item for name, item in paired.counts().items() if name != target}
-        flips = {name: estimated_discordance(item.gained, item.lost, item.n) for name, item in counts.items()}
-    elif discordance is None:
-        raise UserError("how often do the models differ?", do="give --discordance 0.02, or dev --predictions FILE")
-    else:
-        check_share("discordance", discordance, ends=True)
-        flips = {"each": discordance}
-    reported = plan_report(
-        flips,
-        tasks or len(flips),
-        default=default,
-        single=single,
-        confidence=confidence,
-        power=power,
-        difference=difference,
+    pair = list(_files(predictions, None, None).values()) if predictions else []
+    reported = make_plan(
+        (pair[0], pair[1]) if len(pair) == 2 else pair[0] if pair else None,
+        tasks=tasks,
+        margin=default,
+        task_margins=single,
+        discordance=discordance,
         images=images,
+        power=power,
+        confidence=0.95 if confidence is None else confidence,
+        difference=difference,
         simultaneous=simultaneous,
+        target=target,
     )
     if as_json:
         print_json(reported)
@@ -202,6 +187,7 @@ def _certify_run(
     margins: tuple[float | None, dict[str, float]],
     confidence: float | None,
     ledger: Path | None,
+    summary: Path | None,
     as_json: bool,
 ) -> int:
     """A look at the sealed images of a run, or what its certificate says already."""
@@ -216,11 +202,27 @@ def _certify_run(
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
         reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
+    _write_summary(summary, reported)
     if as_json:
         print_json(reported)
     else:
         print_sealed(reported)
     return int(Exit.DONE if reported["verdict"] == "certified" else Exit.UNDECIDED)
+
+
+def _given(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """The run, or the tables of predictions, that stand on the command line without an option."""
+    if len(paths) == 1 and not paths[0].is_file() and paths[0].suffix not in TABLES:
+        return paths[0], []
+    return None, list(paths)
+
+
+def _write_summary(path: Path | None, reported: Mapping[str, Any]) -> None:
+    if path is not None:
+        from holdfast.artifacts import write_text
+        from holdfast.report.markdown import certify_markdown
+
+        write_text(path, certify_markdown(reported))
 
 
 def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
@@ -260,52 +262,19 @@ def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> d
         return {"predictions": predictions[0]}
     raise UserError(
         "which predictions?",
-        expected="a run, one --predictions FILE, or two files: --old FILE --new FILE",
+        expected="a run, OLD and NEW, or one --predictions FILE with both models",
         do="see `holdfast certify --help`",
     )
 
 
-def _settings(
-    paired: Paired,
-    margin: Sequence[str] | None,
-    confidence: float,
-    target: str | None,
-    claim: str,
-    tasks: Sequence[str],
-    pools: Sequence[str],
-    labels: list[str],
-) -> Settings:
-    """Everything that is fixed before the test, checked against the tasks that there are."""
-    from holdfast.certify.certificate import Settings, margins_for
-    from holdfast.certify.claims import Claim
-
-    if claim not in list(Claim):
-        raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
-    present = paired.tasks()
-    groups = _groups(pools, present)
-    asked = [*tasks, *([target] if target else []), *(member for members in groups.values() for member in members)]
-    for name in asked:
-        if name not in present:
-            raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
-    members = [member for group in groups.values() for member in group]
-    if len(set(members)) != len(members) or target in members or target in tasks:
-        raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
-    protected = sorted({*(tasks or present), *members} - {target})
-    single = [name for name in protected if name not in members]
-    if not protected:
-        raise UserError("no protected task is left", found=f"only the target {target!r} has images")
-    default, own = _margins(margin)
-    return Settings(margins_for([*single, *groups], default, own), confidence, Claim(claim), target, groups, labels)
-
-
-def _groups(pools: Sequence[str], tasks: Sequence[str]) -> dict[str, list[str]]:
-    """Pooled groups of tasks, by name; a name stands for one thing only."""
+def _groups(pools: Sequence[str]) -> dict[str, list[str]]:
+    """Pooled groups of tasks, by name."""
     groups: dict[str, list[str]] = {}
     for pool in pools:
         name, _, members = pool.partition("=")
         group = _names(members)
-        if not name or not group or name in tasks or name in groups:
-            found = "a task has that name" if name in tasks else "two groups have that name" if name in groups else ""
+        if not name or not group or name in groups:
+            found = "two groups have that name" if name in groups else ""
             raise UserError(f"--pool {pool} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
         groups[name] = group
     return groups
