@@ -40,14 +40,16 @@ from holdfast.candidates.logit_bias import with_target_bias
 from holdfast.candidates.refit import MOST, VIEWS, TargetRefit, refit_from_features, target_direction
 from holdfast.candidates.select import Candidate, blocking_task, choose_on_dev, rank_for_testing
 from holdfast.certify.exact.score_test import passes
-from holdfast.config import CertifyConfig, HoldfastConfig, TrainConfig
-from holdfast.config.methods import METHOD_CONFIGS
+from holdfast.config import CertifyConfig, TrainConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec, View
 from holdfast.data.transforms import look, random_views
 from holdfast.evaluate.metrics import Comparison, TaskChange, choose_checkpoint
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
+from holdfast.methods.cross_entropy import CrossEntropyConfig
+from holdfast.methods.holdfast import HoldfastConfig
+from holdfast.methods.registry import find
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.efficientnet import FEATURES, EfficientNetLite0
 from holdfast.model.interpolate import interpolate
@@ -465,7 +467,7 @@ def tune_base(packed: Packed, without: str, device: torch.device, steps: int = 3
         device=str(device),
         flip=True,
     )
-    method = build_method(model, METHOD_CONFIGS["cross_entropy"](heads=False), steps).to(device)
+    method = build_method(model, CrossEntropyConfig(heads=False), steps).to(device)
     method.prepare(model, data)
     train(
         method,
@@ -544,7 +546,7 @@ def run(
         parameter.requires_grad_(True)
     model.towers.below.requires_grad_(False)
     config = TrainConfig(**{**TRAIN, **job.train, "device": str(device)})
-    settings = METHOD_CONFIGS[job.method["name"]](**job.method)
+    settings = find(job.method["name"]).settings(**job.method)
     method = build_method(model, settings, config.steps)
     if method.linear:
         model.towers.weight.requires_grad_(False)

@@ -33,11 +33,11 @@ from benchmarks.machine import commit, machine
 from benchmarks.remembered import RowPixels, row_of
 from benchmarks.scenes import CHOSEN_AT, CHOSEN_ON, CLASSES, DIM, SEEDS, SIZES, TARGETS, WIDTH, Job, Packed, prompt
 from holdfast.config import TrainConfig
-from holdfast.config.methods import METHOD_CONFIGS
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.methods import build_method
+from holdfast.methods.cross_entropy import CrossEntropyConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime, derive_seed
@@ -121,7 +121,7 @@ def tune_heads(packed: Packed, towers: FrozenTowers, without: str, steps: int = 
     rates = {"learning_rate": 1e-3, "weight_decay": 0.05, "warmup_steps": 20}
     sizes = {"steps": steps, "batch": 33, "target_share": 32 / 33, "images_per_task": 32, "log_every": 100}
     config = TrainConfig(**rates, **sizes, precision="float32", device="cpu")
-    method = build_method(model, METHOD_CONFIGS["cross_entropy"](heads=True), steps)
+    method = build_method(model, CrossEntropyConfig(heads=True), steps)
     method.prepare(model, data)
     views = ViewSettings(True, "paired", (0.7, 1.0), True)  # a picture of one pixel looks the same from everywhere
     train(method, data, TrainSpec(config, views, 0, "base", steps), Runtime(torch.device("cpu")))

@@ -35,7 +35,7 @@ from benchmarks.machine import commit, machine
 from benchmarks.remembered import Memory, remembered
 from holdfast.candidates.logit_bias import with_target_bias
 from holdfast.candidates.refit import refit_target
-from holdfast.config import CertifyConfig, HoldfastConfig, RolesConfig, RoundConfig, SourceConfig
+from holdfast.config import CertifyConfig, RolesConfig, RoundConfig, SourceConfig
 from holdfast.data.assemble import labelled, near_copies
 from holdfast.data.prompts import class_prompts
 from holdfast.data.roles import assign
@@ -44,6 +44,7 @@ from holdfast.data.sources import catalogue
 from holdfast.evaluate.diagnostics import class_loss, gradient_grams, smallest_singular_value
 from holdfast.evaluate.metrics import compare
 from holdfast.evaluate.predict import predict_each
+from holdfast.methods.holdfast import HoldfastConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate

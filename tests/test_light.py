@@ -75,13 +75,13 @@ from holdfast import certify as again  # by now a package of that name is import
 import holdfast.certify.tables
 assert again("old.csv", "new.csv", margin=0.02, target="foggy") == first == holdfast.certify(
     "old.csv", "new.csv", margin=0.02, target="foggy")
-print(json.dumps([first["verdict"], plan(discordance=0.02, margin=0.02)["per_task"]]))
+print(json.dumps([first.verdict, plan(discordance=0.02, margin=0.02).images_needed]))
 """
     done = light("-c", script)
     assert done.returncode == 0, done.stderr
     verdict, images = json.loads(done.stdout)
     assert verdict == "certified"
-    assert images == holdfast.plan(discordance=0.02, margin=0.02)["per_task"]
+    assert images == holdfast.plan(discordance=0.02, margin=0.02).images_needed
 
 
 def test_a_report_of_a_run(light: Run, tmp_path: Path) -> None:

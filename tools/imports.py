@@ -42,6 +42,8 @@ BELOW = (
     "config",
     "runtime",
 )  # every room may use these
+# The one way up: a round names its method, whose settings lie in its own file. They are looked up inside functions.
+LOOKUP = {"config": "holdfast.methods.registry"}
 # Tables of predictions in, verdicts out: these rooms work on any machine, from any framework.
 NO_TORCH = ("certify", "report")
 # What `pip install holdfast` runs without extras: these rooms, the start of the command line, and these modules.
@@ -176,7 +178,8 @@ def faults(path: Path) -> list[str]:
             result.append(f"{here}:{line}: {target} is optional; import it inside the function that uses it")
         if room in MAY_USE and target in ROOMS and target not in MAY_USE[room]:
             result.append(f"{here}:{line}: {room} may use {' and '.join(MAY_USE[room])}, not {target}")
-        if room in BELOW and target in ROOMS:
+        looked_up = line not in early and f"{module}.".startswith(f"{LOOKUP.get(room)}.")
+        if room in BELOW and target in ROOMS and not looked_up:
             result.append(f"{here}:{line}: {room} is below all rooms and must not import {target}")
     return result
 

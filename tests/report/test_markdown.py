@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.certify.predictions import certify_sequentially
 from holdfast.report.markdown import certify_markdown
 from tests.certify.helpers import rows, write_csv
 
@@ -32,7 +33,7 @@ def number(text: str) -> float:
 
 
 def test_every_number_is_the_reports(table: Path) -> None:
-    reported = holdfast.certify(table, margin=0.02, target="foggy")
+    reported = holdfast.certify(table, margin=0.02, target="foggy").to_json()
     markdown = certify_markdown(reported)
     assert markdown.splitlines()[0].endswith("holdfast undecided: the evidence does not suffice")
     found = cells(markdown)
@@ -58,7 +59,7 @@ def test_every_number_is_the_reports(table: Path) -> None:
 
 
 def test_images_that_arrive_one_by_one(table: Path) -> None:
-    reported = holdfast.certify(table, margin=0.02, tasks=["clear"], sequential=True)
+    reported = certify_sequentially(table, margin=0.02, tasks=["clear"])
     found = cells(certify_markdown(reported))
     assert "e-value" in found["task"]
     assert float(found["clear"][6]) == pytest.approx(reported["tasks"][0]["e_value"], rel=0.01)
@@ -66,7 +67,7 @@ def test_images_that_arrive_one_by_one(table: Path) -> None:
 
 @pytest.mark.parametrize("retired", [False, True])
 def test_of_sealed_images_nothing_is_told_before_their_set_is_retired(table: Path, retired: bool) -> None:
-    reported: dict[str, Any] = holdfast.certify(table, margin=0.02)
+    reported: dict[str, Any] = holdfast.certify(table, margin=0.02).to_json()
     sealed = {"set": "sha256:0123456789abcdef", "queries": 1, "queries_left": 4, "passed": retired, "retired": retired}
     markdown = certify_markdown({**reported, "sealed": sealed})
     assert ("| clear |" in markdown) == retired

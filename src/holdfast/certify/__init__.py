@@ -1,9 +1,4 @@
-"""The certificate: tables of predictions in, verdicts out.
-
-The package can be called: ``holdfast.certify(old, new, margin=0.02)`` is :func:`holdfast.certify.api.certify`. It has
-the name of the function, and whichever of the two is imported first, ``from holdfast import certify`` must give
-something that answers.
-"""
+"""Certificates: tables of predictions in, verdicts out. No GPU, no torch, no model."""
 
 from __future__ import annotations
 
@@ -12,11 +7,17 @@ from types import ModuleType
 from typing import Any
 
 
-class _Callable(ModuleType):
-    def __call__(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        from holdfast.certify.api import certify
+class _Room(ModuleType):
+    """``holdfast.certify(old, new)``: importing any module of this package binds its name in ``holdfast``.
+
+    The function of the same name would be hidden by it, so calling the package calls the function.
+    """
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """:func:`holdfast.certify.predictions.certify`."""
+        from holdfast.certify.predictions import certify
 
         return certify(*arguments, **options)
 
 
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = _Room

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,26 +71,37 @@ def certify(
         if predictions or old or new:
             raise UserError("a run and predictions at once", do="give either RUN or --predictions")
         return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json)
-    from holdfast.certify.api import report_on_claim, settings_for
-    from holdfast.certify.certificate import check_confidence, read_evidence, write_certificate
+    from holdfast.certify.predictions import certify as test
+    from holdfast.certify.predictions import certify_sequentially
     from holdfast.cli.verdicts import print_json, print_report
 
-    confidence = check_confidence(0.95 if confidence is None else confidence)
-    if not math.isfinite(lemma_constant):
-        raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
+    default, single = _margins(margin)
+    claimed: dict[str, Any] = {
+        "target": target,
+        "margin": default,
+        "margins": single,
+        "confidence": 0.95 if confidence is None else confidence,
+        "tasks": _names(tasks),
+        "labels": _names(labels),
+    }
     files = _files([*tables, *(predictions or [])], old, new)
-    names = _names(labels)
-    paired = read_evidence(files, names)
-    assert paired is not None
-    claimed = (target, claim, _names(tasks), _groups(pool or []), names)
-    settings = settings_for(paired, *_margins(margin), confidence, *claimed)
-    if out is not None and sequential:
-        raise UserError("a certificate is written for a fixed set of images", do="leave out --sequential or --out")
-    reported = report_on_claim(paired, settings, sequential=sequential, lemma_constant=lemma_constant)
-    if out is not None:
-        named = {"old model": old_model, "new model": new_model, "data": data}
-        files |= {name: path for name, path in named.items() if path is not None}
-        write_certificate(out, settings, reported, files)
+    if sequential:
+        if pool or out is not None:
+            other = "--pool" if pool else "--out"
+            raise UserError(
+                f"--sequential and {other} at once",
+                do="leave one of them out: a certificate and a pool are about a fixed set of images",
+            )
+        reported = certify_sequentially(*files, **claimed)
+    else:
+        workers = min(4, os.cpu_count() or 1)
+        result = test(
+            *files, **claimed, claim=claim, pools=_pools(pool or []), lemma_constant=lemma_constant, workers=workers
+        )
+        reported = result.to_json()
+        if out is not None:
+            named = {"old model": old_model, "new model": new_model, "data": data}
+            result.write(out, {name: path for name, path in named.items() if path is not None})
     _write_summary(summary, reported)
     if as_json:
         print_json(reported)
@@ -123,18 +134,18 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """How many images a certificate needs, or how small a margin given images allow; by exact power."""
-    from holdfast.certify.api import plan as make_plan
+    from holdfast.certify.plans import plan as answer
     from holdfast.cli.verdicts import print_json, print_plan
 
     default, single = _margins(margin)
-    pair = list(_files(predictions, None, None).values()) if predictions else []
-    reported = make_plan(
-        (pair[0], pair[1]) if len(pair) == 2 else pair[0] if pair else None,
-        tasks=tasks,
-        margin=default,
-        task_margins=single,
+    files = _files(predictions, None, None) if predictions else ()
+    found = answer(
+        *files,
         discordance=discordance,
+        margin=default,
+        margins=single,
         images=images,
+        tasks=tasks,
         power=power,
         confidence=0.95 if confidence is None else confidence,
         difference=difference,
@@ -142,9 +153,9 @@ def plan(
         target=target,
     )
     if as_json:
-        print_json(reported)
+        print_json(found.to_json())
     else:
-        print_plan(reported)
+        print_plan(found.to_json())
     return int(Exit.DONE)
 
 
@@ -251,15 +262,12 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> dict[str, Path]:
-    from holdfast.certify.certificate import NEW_PREDICTIONS, OLD_PREDICTIONS
-
+def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> tuple[Path, ...]:
+    """One file with both models' predictions, or the old model's and the new model's."""
     if old and new and not predictions:
-        return {OLD_PREDICTIONS: old, NEW_PREDICTIONS: new}
-    if not old and not new and len(predictions) == 2:
-        return {OLD_PREDICTIONS: predictions[0], NEW_PREDICTIONS: predictions[1]}
-    if not old and not new and len(predictions) == 1:
-        return {"predictions": predictions[0]}
+        return (old, new)
+    if not old and not new and len(predictions) in (1, 2):
+        return tuple(predictions)
     raise UserError(
         "which predictions?",
         expected="a run, OLD and NEW, or one --predictions FILE with both models",
@@ -267,14 +275,13 @@ def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> d
     )
 
 
-def _groups(pools: Sequence[str]) -> dict[str, list[str]]:
+def _pools(given: Sequence[str]) -> dict[str, list[str]]:
     """Pooled groups of tasks, by name."""
     groups: dict[str, list[str]] = {}
-    for pool in pools:
-        name, _, members = pool.partition("=")
-        group = _names(members)
-        if not name or not group or name in groups:
+    for item in given:
+        name, _, members = item.partition("=")
+        if not name or not _names(members) or name in groups:
             found = "two groups have that name" if name in groups else ""
-            raise UserError(f"--pool {pool} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
-        groups[name] = group
+            raise UserError(f"--pool {item} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
+        groups[name] = _names(members)
     return groups
