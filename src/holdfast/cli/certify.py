@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,6 +69,7 @@ def certify(
     sealed images of a run, under the ledger. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
     """
     run, tables = _given(paths or [])
+    _check_summary(summary)
     if run is not None:
         if predictions or old or new:
             raise UserError("a run and predictions at once", do="give either RUN or --predictions")
@@ -226,6 +229,22 @@ def _given(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
     if len(paths) == 1 and not paths[0].is_file() and paths[0].suffix not in TABLES:
         return paths[0], []
     return None, list(paths)
+
+
+def _check_summary(path: Path | None) -> None:
+    """Before a query of a sealed set is spent, and not after it."""
+    if path is None:
+        return
+    from holdfast.artifacts import not_writable
+
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise not_writable(path, error) from error
 
 
 def _write_summary(path: Path | None, reported: Mapping[str, Any]) -> None:
