@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 
 import holdfast.compare.grid  # its sections are sections too
-from holdfast.config import (
-    CandidatesConfig,
-    HoldfastConfig,
-    RoundConfig,
-    TrainConfig,
-    TuneConfig,
-    parse,
-    read_toml,
-)
+from holdfast.config import CandidatesConfig, RoundConfig, TrainConfig, TuneConfig, parse, read_toml
 from holdfast.config.base import Config
 from holdfast.errors import UserError
+from holdfast.methods.holdfast import HoldfastConfig
 
 BASE: dict[str, Any] = {
     "task": {"target": "a"},

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast._version import __version__
 
 if TYPE_CHECKING:
+    from holdfast.certify.plans import PlanResult, plan
+    from holdfast.certify.predictions import CertifyResult, certify
+    from holdfast.config.method import MethodConfig
+    from holdfast.config.round import RoundConfig, TuneConfig
+    from holdfast.methods.base import Method, StepOutput
+    from holdfast.methods.registry import register
     from holdfast.model.classifier import Classifier
     from holdfast.model.folder import load_model, save_model
     from holdfast.objective.contrastive import GlobalContrastive
@@ -20,28 +26,48 @@ if TYPE_CHECKING:
     from holdfast.rounds.tune import TuneResult, tune
 
 _HOME = {
+    "CertifyResult": "holdfast.certify.predictions",
     "Classifier": "holdfast.model.classifier",
     "GlobalContrastive": "holdfast.objective.contrastive",
+    "Method": "holdfast.methods.base",
+    "MethodConfig": "holdfast.config.method",
+    "PlanResult": "holdfast.certify.plans",
     "Retention": "holdfast.objective.retention",
     "RetentionPenalty": "holdfast.objective.retention",
+    "RoundConfig": "holdfast.config.round",
     "RoundResult": "holdfast.rounds.result",
+    "StepOutput": "holdfast.methods.base",
+    "TuneConfig": "holdfast.config.round",
     "TuneResult": "holdfast.rounds.tune",
+    "certify": "holdfast.certify.predictions",
     "develop": "holdfast.rounds.develop",
     "load_model": "holdfast.model.folder",
+    "plan": "holdfast.certify.plans",
+    "register": "holdfast.methods.registry",
     "save_model": "holdfast.model.folder",
     "tune": "holdfast.rounds.tune",
 }
 
 __all__ = [
+    "CertifyResult",
     "Classifier",
     "GlobalContrastive",
+    "Method",
+    "MethodConfig",
+    "PlanResult",
     "Retention",
     "RetentionPenalty",
+    "RoundConfig",
     "RoundResult",
+    "StepOutput",
+    "TuneConfig",
     "TuneResult",
     "__version__",
+    "certify",
     "develop",
     "load_model",
+    "plan",
+    "register",
     "save_model",
     "tune",
 ]

@@ -14,25 +14,22 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.artifacts import RunFolder
-from holdfast.config import ResearchConfig, TrainConfig
-from holdfast.config.methods import (
-    Co2lConfig,
-    DerConfig,
-    FinetuneConfig,
-    FlypConfig,
-    GemConfig,
-    HoldfastConfig,
-    RmConfig,
-    WcclConfig,
-)
+from holdfast.config import TrainConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
+from holdfast.methods.co2l import Co2lConfig
+from holdfast.methods.der import DerConfig
+from holdfast.methods.finetune import FinetuneConfig
+from holdfast.methods.flyp import FlypConfig
+from holdfast.methods.gem import GemConfig
+from holdfast.methods.holdfast import HoldfastConfig, ResearchConfig
+from holdfast.methods.rm import RmConfig
+from holdfast.methods.wccl import WcclConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
-from holdfast.rounds.prepare import protected_views
 from holdfast.runtime import Runtime
 from holdfast.train.loop import TrainSpec, train
 from holdfast.train.parallel import place
@@ -108,7 +105,7 @@ def plan_of(name: str, **changes: Any) -> TrainSpec:
         "precision": "float64",
     }
     config = TrainConfig(**(settings | SETTINGS.get(name, {}) | changes))
-    views = ViewSettings(True, protected_views(METHODS[name]), (0.7, 1.0), True)
+    views = ViewSettings(True, METHODS[name].protected_views(), (0.7, 1.0), True)
     return TrainSpec(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
 
 

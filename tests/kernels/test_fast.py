@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.config import HoldfastConfig, TrainConfig
-from holdfast.config.methods import CrossEntropyConfig
+from holdfast.config import TrainConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.kernels import fast
 from holdfast.kernels.text_packing import plan_rows, row_width
 from holdfast.methods import build_method
-from holdfast.methods.holdfast import Holdfast
+from holdfast.methods.cross_entropy import CrossEntropyConfig
+from holdfast.methods.holdfast import Holdfast, HoldfastConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.compute import ComputeMode, computing
 from holdfast.model.openclip import TINY, OpenClipTowers, load_towers

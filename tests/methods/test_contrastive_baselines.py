@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.config.methods import FlypConfig, RmConfig, WcclConfig
 from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
-from holdfast.methods.flyp import Flyp
+from holdfast.methods.flyp import Flyp, FlypConfig
 from holdfast.methods.pairs import all_pairs, group_sizes, stands_for
-from holdfast.methods.rm import Rm
-from holdfast.methods.wccl import Wccl
+from holdfast.methods.rm import Rm, RmConfig
+from holdfast.methods.wccl import Wccl, WcclConfig
 from holdfast.model.classifier import Classifier
 from tests.methods.small import (
     batch_of,

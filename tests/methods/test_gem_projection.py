@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from holdfast.config.methods import GemConfig
-from holdfast.methods.gem import Gem, gram_matrix, task_weights
+from holdfast.methods.gem import Gem, GemConfig, gram_matrix, task_weights
 from tests.methods.small import prepared, small_data, small_model
 
 

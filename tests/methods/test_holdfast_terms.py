@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.config import HoldfastConfig, ResearchConfig, RoundConfig, parse
+from holdfast.config import RoundConfig, parse
 from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
-from holdfast.methods.holdfast import Holdfast
+from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
 from tests.methods.small import gradient, prepared, small_data, small_model, whole_batch
 
 

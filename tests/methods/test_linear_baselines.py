@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.config.methods import Co2lConfig, DerConfig, GemConfig
 from holdfast.data.round import Batch, Images
 from holdfast.errors import UserError
-from holdfast.methods.co2l import Co2l
-from holdfast.methods.der import Der, second_draw
-from holdfast.methods.gem import Gem
+from holdfast.methods.co2l import Co2l, Co2lConfig
+from holdfast.methods.der import Der, DerConfig, second_draw
+from holdfast.methods.gem import Gem, GemConfig
 from holdfast.methods.labelled import LinearMethod
 from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch
 

@@ -10,9 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from holdfast.config.methods import Co2lConfig, DerConfig, FlypConfig, GemConfig, RmConfig, WcclConfig
-from holdfast.methods import METHODS
+from holdfast.methods import build_method
 from holdfast.methods.base import Method
+from holdfast.methods.co2l import Co2lConfig
+from holdfast.methods.der import DerConfig
+from holdfast.methods.flyp import FlypConfig
+from holdfast.methods.gem import GemConfig
+from holdfast.methods.rm import RmConfig
+from holdfast.methods.wccl import WcclConfig
 from tests.methods.small import batch_of, gradient, prepared, small_data, small_model
 
 CONFIGS = {
@@ -32,7 +37,7 @@ def run_steps(name: str, rank: int, world: int) -> dict[str, torch.Tensor]:
     """Two steps of a method, or of one rank of it."""
     data = small_data(shared_negatives=3)
     config: Any = CONFIGS[name]
-    method: Method = prepared(METHODS[config.name](small_model(data), config, 10), data)
+    method: Method = prepared(build_method(small_model(data), config, 10), data)
     if "second" in name:
         method.begin_phase(1)
     found: dict[str, torch.Tensor] = {}

@@ -12,13 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.config import METHOD_CONFIGS, TrainConfig
-from holdfast.config.methods import CrossEntropyConfig, DerConfig, FinetuneConfig, HoldfastConfig
+from holdfast.config import TrainConfig
 from holdfast.data.loader import BatchSizes, RoundSampler, ViewSettings
 from holdfast.data.round import Batch, Images, RoundData, Texts
 from holdfast.errors import UserError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method, StepOutput
+from holdfast.methods.cross_entropy import CrossEntropyConfig
+from holdfast.methods.der import DerConfig
+from holdfast.methods.finetune import FinetuneConfig
+from holdfast.methods.holdfast import HoldfastConfig
+from holdfast.methods.registry import BUILT_IN, find
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
@@ -47,7 +51,7 @@ def built(config: Any) -> Make:
 
 
 METHODS: dict[str, Make] = {
-    **{name: built(config()) for name, config in METHOD_CONFIGS.items()},
+    **{name: built(find(name).settings()) for name in BUILT_IN},
     "published": built(HoldfastConfig(form="published", beta=50.0)),
     "der++": built(DerConfig(beta=1.0)),
     "lwf of the docs": lwf,

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from holdfast.artifacts import RunFolder, read_jsonl
-from holdfast.config import HoldfastConfig, TrainConfig
+from holdfast.config import TrainConfig
 from holdfast.data.loader import BatchSizes, Pool, RoundSampler, ViewSettings
 from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError, UserError
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
+from holdfast.methods.holdfast import HoldfastConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime

@@ -1,17 +1,88 @@
-"""What ``holdfast plan`` answers: images for margins, and margins for images, task by task."""
+"""``holdfast.plan``: images for margins, and margins for images, task by task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from holdfast.certify.certificate import check_margin
+from holdfast.certify.certificate import check_confidence, check_margin
 from holdfast.certify.claims import delta_of
-from holdfast.certify.exact.power import LEFT_OUT, MOST_IMAGES, Truth, best_margin, images_needed, per_task_power
+from holdfast.certify.exact.power import (
+    LEFT_OUT,
+    MOST_IMAGES,
+    Truth,
+    best_margin,
+    estimated_discordance,
+    images_needed,
+    per_task_power,
+)
 from holdfast.certify.exact.score_test import SMALLEST_LEVEL, usable
+from holdfast.certify.predictions import Predictions, counts_of
 from holdfast.errors import UserError, nearest
 
 LARGEST_POWER = 1.0 - 1e-6  # of one task
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """What :func:`plan` found."""
+
+    images_needed: int | None  # images a task, for the margins asked for; None where none were
+    best_margin: float | None  # smallest margin that the given images allow; None where no images were given, or none
+    tasks: dict[str, dict[str, Any]]  # the same for each kind of task
+    report: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``holdfast plan --json`` prints."""
+        return self.report
+
+
+def plan(
+    old: Predictions | None = None,
+    new: Predictions | None = None,
+    *,
+    discordance: float | None = None,
+    margin: float | None = None,
+    margins: Mapping[str, float] | None = None,
+    images: int | None = None,
+    tasks: int | None = None,
+    power: float = 0.8,
+    confidence: float = 0.95,
+    difference: float = 0.0,
+    simultaneous: bool = False,
+    target: str | None = None,
+) -> PlanResult:
+    """How many images a certificate needs, or how small a margin given ``images`` allow; by exact power.
+
+    What decides is how often the two models differ in correctness. Give it as ``discordance``, or give predictions on
+    dev images (``old`` and ``new`` as for :func:`holdfast.certify`, ``target`` left out) to estimate it for each task.
+    ``power`` is the chance that all ``tasks`` pass, ``difference`` the true change of accuracy that is planned for,
+    ``simultaneous`` plans for bounds that hold side by side.
+    """
+    check_confidence(confidence)
+    check_share("power", power)
+    if old is not None:
+        counts = counts_of(old, new, target)
+        flips = {name: estimated_discordance(item.gained, item.lost, item.n) for name, item in counts.items()}
+    elif discordance is None:
+        raise UserError("how often do the models differ?", do="give --discordance 0.02, or dev --predictions FILE")
+    else:
+        check_share("discordance", discordance, ends=True)
+        flips = {"each": discordance}
+    reported = plan_report(
+        flips,
+        tasks or len(flips),
+        default=margin,
+        single=margins or {},
+        confidence=confidence,
+        power=power,
+        difference=difference,
+        images=images,
+        simultaneous=simultaneous,
+    )
+    by_task = {str(item["task"]): item for item in reported["by_task"]}
+    return PlanResult(reported.get("per_task"), reported.get("best_margin"), by_task, reported)
 
 
 def check_share(name: str, value: float, *, ends: bool = False) -> None:

@@ -179,7 +179,11 @@ def _columns(table: pa.Table, wanted: Sequence[str], path: Path) -> dict[str, Co
 
 def read_paired(path: Path, labels: Iterable[str] = ()) -> Paired:
     """One file with both models' predictions: columns ``task,label,old,new`` and optionally ``example_id``."""
-    table = read_table(path)
+    return paired_table(read_table(path), labels, path)
+
+
+def paired_table(table: pa.Table, labels: Iterable[str] = (), path: Path = Path("the predictions")) -> Paired:
+    """A table in memory, as :func:`read_paired` does with a file."""
     with_ids = "example_id" in [name.strip() for name in table.column_names]
     columns = _columns(table, [*PAIRED_COLUMNS, *(["example_id"] if with_ids else [])], path)
     disjoint = False

@@ -112,7 +112,7 @@ def _of_round(path: Path, steps: int, device: str | None, **changes: str) -> Fig
     from holdfast.train.bench import measure
     from holdfast.train.loop import TrainSpec
 
-    config = inherit(parse(RoundConfig, read_toml(path), str(path)), path.parent)
+    config = inherit(parse(RoundConfig, read_toml(path), str(path), path.parent), path.parent)
     with started(device or config.train.device) as runtime:
         ready = prepare_round(config, path.parent, runtime)
         views = view_settings(config.train, config.method)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import errno
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from holdfast.errors import Exit, UserError, nearest
+from holdfast.errors import Exit, UserError
 
-if TYPE_CHECKING:
-    from holdfast.certify.certificate import Settings
-    from holdfast.certify.tables import Paired
-
+TABLES = (".csv", ".parquet")
 EXITS = {"certified": Exit.DONE, "regressed": Exit.FAULT, "undecided": Exit.UNDECIDED}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Margins = Annotated[
@@ -26,13 +24,16 @@ Confidence = Annotated[float | None, typer.Option(help="1 - δ. Default: 0.95, o
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder with sealed images.")] = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[OLD NEW | RUN]", help="Predictions of two models, or a run with sealed images."),
+    ] = None,
     predictions: Annotated[
         list[Path] | None,
         typer.Option(help="CSV or Parquet with task,label,old,new; or given twice (old, new), joined by example_id."),
     ] = None,
-    old: Annotated[Path | None, typer.Option(help="Old model: example_id,task,label,prediction.")] = None,
-    new: Annotated[Path | None, typer.Option(help="New model: example_id,task,label,prediction.")] = None,
+    old: Annotated[Path | None, typer.Option(help="As OLD: example_id,task,label,prediction.")] = None,
+    new: Annotated[Path | None, typer.Option(help="As NEW: example_id,task,label,prediction.")] = None,
     margin: Margins = None,
     confidence: Confidence = None,
     target: Annotated[str | None, typer.Option(help="Claim also that this task improved; it is not protected.")] = None,
@@ -53,6 +54,7 @@ def certify(
         float, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside.")
     ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown too.")] = None,
     old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     new_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     data: Annotated[Path | None, typer.Option(help="Data to name in the certificate.")] = None,
@@ -63,39 +65,47 @@ def certify(
 ) -> int:
     """Prove that no protected task lost more than its margin, or say what is missing.
 
-    Works on predictions of any two models (`--predictions`), or on the sealed images of a run, under the ledger. Exit
-    code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
+    Works on the predictions of any two models (OLD NEW: example_id,task,label,prediction; CSV or Parquet), or on the
+    sealed images of a run, under the ledger. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
     """
+    run, tables = _given(paths or [])
+    _check_summary(summary)
     if run is not None:
         if predictions or old or new:
             raise UserError("a run and predictions at once", do="give either RUN or --predictions")
-        return _certify_run(run, _margins(margin), confidence, ledger, as_json)
-    from holdfast.certify.certificate import check_confidence, read_evidence, run_test, write_certificate
-    from holdfast.certify.report import report
-    from holdfast.certify.sequential import sequential_report
+        return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json)
+    from holdfast.certify.predictions import certify as test
+    from holdfast.certify.predictions import certify_sequentially
     from holdfast.cli.verdicts import print_json, print_report
 
-    confidence = check_confidence(0.95 if confidence is None else confidence)
-    if not math.isfinite(lemma_constant):
-        raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
-    files = _files(predictions or [], old, new)
-    names = _names(labels)
-    paired = read_evidence(files, names)
-    assert paired is not None
-    settings = _settings(paired, margin, confidence, target, claim, _names(tasks), pool or [], names)
+    default, single = _margins(margin)
+    claimed: dict[str, Any] = {
+        "target": target,
+        "margin": default,
+        "margins": single,
+        "confidence": 0.95 if confidence is None else confidence,
+        "tasks": _names(tasks),
+        "labels": _names(labels),
+    }
+    files = _files([*tables, *(predictions or [])], old, new)
     if sequential:
-        if settings.groups:
-            raise UserError("--sequential and --pool at once", do="leave one of them out")
-        reported = sequential_report(paired, settings.margins, confidence, target)
+        if pool or out is not None:
+            other = "--pool" if pool else "--out"
+            raise UserError(
+                f"--sequential and {other} at once",
+                do="leave one of them out: a certificate and a pool are about a fixed set of images",
+            )
+        reported = certify_sequentially(*files, **claimed)
     else:
-        result = run_test(paired, settings, workers=min(4, os.cpu_count() or 1))
-        reported = report(result, confidence=confidence, complexity=lemma_constant)
-    if out is not None:
-        if sequential:
-            raise UserError("a certificate is written for a fixed set of images", do="leave out --sequential or --out")
-        named = {"old model": old_model, "new model": new_model, "data": data}
-        files |= {name: path for name, path in named.items() if path is not None}
-        write_certificate(out, settings, reported, files)
+        workers = min(4, os.cpu_count() or 1)
+        result = test(
+            *files, **claimed, claim=claim, pools=_pools(pool or []), lemma_constant=lemma_constant, workers=workers
+        )
+        reported = result.to_json()
+        if out is not None:
+            named = {"old model": old_model, "new model": new_model, "data": data}
+            result.write(out, {name: path for name, path in named.items() if path is not None})
+    _write_summary(summary, reported)
     if as_json:
         print_json(reported)
     else:
@@ -127,39 +137,28 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """How many images a certificate needs, or how small a margin given images allow; by exact power."""
-    from holdfast.certify.certificate import check_confidence, read_evidence
-    from holdfast.certify.exact.power import estimated_discordance
-    from holdfast.certify.plans import check_share, plan_report
+    from holdfast.certify.plans import plan as answer
     from holdfast.cli.verdicts import print_json, print_plan
 
-    confidence = check_confidence(0.95 if confidence is None else confidence)
-    check_share("power", power)
     default, single = _margins(margin)
-    if predictions:
-        paired = read_evidence(_files(predictions, None, None), [])
-        assert paired is not None
-        counts = {name: item for name, item in paired.counts().items() if name != target}
-        flips = {name: estimated_discordance(item.gained, item.lost, item.n) for name, item in counts.items()}
-    elif discordance is None:
-        raise UserError("how often do the models differ?", do="give --discordance 0.02, or dev --predictions FILE")
-    else:
-        check_share("discordance", discordance, ends=True)
-        flips = {"each": discordance}
-    reported = plan_report(
-        flips,
-        tasks or len(flips),
-        default=default,
-        single=single,
-        confidence=confidence,
-        power=power,
-        difference=difference,
+    files = _files(predictions, None, None) if predictions else ()
+    found = answer(
+        *files,
+        discordance=discordance,
+        margin=default,
+        margins=single,
         images=images,
+        tasks=tasks,
+        power=power,
+        confidence=0.95 if confidence is None else confidence,
+        difference=difference,
         simultaneous=simultaneous,
+        target=target,
     )
     if as_json:
-        print_json(reported)
+        print_json(found.to_json())
     else:
-        print_plan(reported)
+        print_plan(found.to_json())
     return int(Exit.DONE)
 
 
@@ -202,6 +201,7 @@ def _certify_run(
     margins: tuple[float | None, dict[str, float]],
     confidence: float | None,
     ledger: Path | None,
+    summary: Path | None,
     as_json: bool,
 ) -> int:
     """A look at the sealed images of a run, or what its certificate says already."""
@@ -216,11 +216,43 @@ def _certify_run(
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
         reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
+    _write_summary(summary, reported)
     if as_json:
         print_json(reported)
     else:
         print_sealed(reported)
     return int(Exit.DONE if reported["verdict"] == "certified" else Exit.UNDECIDED)
+
+
+def _given(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """The run, or the tables of predictions, that stand on the command line without an option."""
+    if len(paths) == 1 and not paths[0].is_file() and paths[0].suffix not in TABLES:
+        return paths[0], []
+    return None, list(paths)
+
+
+def _check_summary(path: Path | None) -> None:
+    """Before a query of a sealed set is spent, and not after it."""
+    if path is None:
+        return
+    from holdfast.artifacts import not_writable
+
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise not_writable(path, error) from error
+
+
+def _write_summary(path: Path | None, reported: Mapping[str, Any]) -> None:
+    if path is not None:
+        from holdfast.artifacts import write_text
+        from holdfast.report.markdown import certify_markdown
+
+        write_text(path, certify_markdown(reported))
 
 
 def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
@@ -249,63 +281,26 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> dict[str, Path]:
-    from holdfast.certify.certificate import NEW_PREDICTIONS, OLD_PREDICTIONS
-
+def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> tuple[Path, ...]:
+    """One file with both models' predictions, or the old model's and the new model's."""
     if old and new and not predictions:
-        return {OLD_PREDICTIONS: old, NEW_PREDICTIONS: new}
-    if not old and not new and len(predictions) == 2:
-        return {OLD_PREDICTIONS: predictions[0], NEW_PREDICTIONS: predictions[1]}
-    if not old and not new and len(predictions) == 1:
-        return {"predictions": predictions[0]}
+        return (old, new)
+    if not old and not new and len(predictions) in (1, 2):
+        return tuple(predictions)
     raise UserError(
         "which predictions?",
-        expected="a run, one --predictions FILE, or two files: --old FILE --new FILE",
+        expected="a run, OLD and NEW, or one --predictions FILE with both models",
         do="see `holdfast certify --help`",
     )
 
 
-def _settings(
-    paired: Paired,
-    margin: Sequence[str] | None,
-    confidence: float,
-    target: str | None,
-    claim: str,
-    tasks: Sequence[str],
-    pools: Sequence[str],
-    labels: list[str],
-) -> Settings:
-    """Everything that is fixed before the test, checked against the tasks that there are."""
-    from holdfast.certify.certificate import Settings, margins_for
-    from holdfast.certify.claims import Claim
-
-    if claim not in list(Claim):
-        raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
-    present = paired.tasks()
-    groups = _groups(pools, present)
-    asked = [*tasks, *([target] if target else []), *(member for members in groups.values() for member in members)]
-    for name in asked:
-        if name not in present:
-            raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
-    members = [member for group in groups.values() for member in group]
-    if len(set(members)) != len(members) or target in members or target in tasks:
-        raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
-    protected = sorted({*(tasks or present), *members} - {target})
-    single = [name for name in protected if name not in members]
-    if not protected:
-        raise UserError("no protected task is left", found=f"only the target {target!r} has images")
-    default, own = _margins(margin)
-    return Settings(margins_for([*single, *groups], default, own), confidence, Claim(claim), target, groups, labels)
-
-
-def _groups(pools: Sequence[str], tasks: Sequence[str]) -> dict[str, list[str]]:
-    """Pooled groups of tasks, by name; a name stands for one thing only."""
+def _pools(given: Sequence[str]) -> dict[str, list[str]]:
+    """Pooled groups of tasks, by name."""
     groups: dict[str, list[str]] = {}
-    for pool in pools:
-        name, _, members = pool.partition("=")
-        group = _names(members)
-        if not name or not group or name in tasks or name in groups:
-            found = "a task has that name" if name in tasks else "two groups have that name" if name in groups else ""
-            raise UserError(f"--pool {pool} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
-        groups[name] = group
+    for item in given:
+        name, _, members = item.partition("=")
+        if not name or not _names(members) or name in groups:
+            found = "two groups have that name" if name in groups else ""
+            raise UserError(f"--pool {item} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
+        groups[name] = _names(members)
     return groups

@@ -12,8 +12,7 @@ import typer
 from holdfast.errors import Exit, UserError
 
 if TYPE_CHECKING:
-    from holdfast.config import HoldfastConfig, RoundConfig
-    from holdfast.config.methods import MethodConfig
+    from holdfast.config import MethodConfig, RoundConfig
     from holdfast.rounds.result import RoundResult
 
 
@@ -67,7 +66,8 @@ def develop(
         return _end(_resumed(resume, device, shard, quiet), as_json)
     if round_file is None:
         raise UserError("which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`")
-    config, root = parse(RoundConfig, read_toml(round_file), str(round_file)), round_file.parent
+    root = round_file.parent
+    config = parse(RoundConfig, read_toml(round_file), str(round_file), root)
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     if as_published:
@@ -129,17 +129,16 @@ def _with_train(config: RoundConfig, **given: str | int | None) -> RoundConfig:
     return config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
 
 
-def _published(method: MethodConfig) -> HoldfastConfig:
-    from holdfast.config import HoldfastConfig
-
-    if not isinstance(method, HoldfastConfig):
+def _published(method: MethodConfig) -> MethodConfig:
+    published = method.as_published()
+    if published is None:
         raise UserError(
-            "--as-published is about holdfast's own method",
+            "--as-published is for a method that has a form of its own beside the published one",
             expected='method.name = "holdfast"',
             found=f'method.name = "{method.name}"',
             do="leave out --as-published: baselines are as published already",
         )
-    return method.as_published()
+    return published
 
 
 def tune(

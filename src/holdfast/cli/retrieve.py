@@ -374,7 +374,7 @@ def protected_pictures(text: str) -> tuple[str, Pictures]:
 def _round_data(path: Path) -> Any:
     from holdfast.config import RoundConfig, parse, read_toml
 
-    return parse(RoundConfig, read_toml(path), str(path)).data.sources
+    return parse(RoundConfig, read_toml(path), str(path), path.parent).data.sources
 
 
 def _terms(values: list[str] | None) -> tuple[str, ...]:

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast.artifacts import fingerprint_json
-from holdfast.config import METHOD_CONFIGS, RoundConfig, TuneConfig, parse, read_toml
+from holdfast.config import RoundConfig, TuneConfig, parse, read_toml
 from holdfast.config.base import Config, Many, NonNegative, Positive
+from holdfast.config.method import split_file
 from holdfast.errors import UserError, nearest
+from holdfast.methods.registry import known_names, short_name
 
 WISE_FT = "wise_ft"
 _LAMBDA = "lambda"
@@ -26,9 +28,9 @@ class MethodEntry(Config):
     """[[methods]]: one row of the tables."""
 
     name: str
-    """A method (holdfast, finetune, flyp, wccl, gem, co2l, der, rm), or wise_ft."""
+    """A method (holdfast, finetune, flyp, wccl, gem, co2l, der, rm, or a Python file), or wise_ft."""
     label: str = ""
-    """How the tables call it. Default: its name."""
+    """How the tables call it. Default: its name, of a file without folder and ending."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of this row; a key without a dot is the method's own ("alpha"), others are paths ("train.batch")."""
     grid: dict[str, Many[Any]] = Field(default_factory=dict)
@@ -43,8 +45,8 @@ class MethodEntry(Config):
         if self.name == WISE_FT:
             if self.of is None or self.grid or self.set:
                 raise ValueError("wise_ft takes of (a row's label) and lambdas, and no set or grid")
-        elif self.name not in METHOD_CONFIGS:
-            raise ValueError(f"unknown method {self.name!r}: {nearest(self.name, [*METHOD_CONFIGS, WISE_FT])}")
+        elif split_file(self.name) is None and self.name not in (known := known_names()):
+            raise ValueError(f"unknown method {self.name!r}: {nearest(self.name, [*known, WISE_FT])}")
         elif self.of is not None:
             raise ValueError("only wise_ft interpolates another row's results")
         for key, values in self.grid.items():
@@ -55,7 +57,7 @@ class MethodEntry(Config):
     @property
     def title(self) -> str:
         """The row's label."""
-        return self.label or self.name
+        return self.label or short_name(self.name)
 
 
 class ColumnConfig(Config):
@@ -308,7 +310,7 @@ def _seeds(
 ) -> Iterator[Job]:
     """The setting's jobs, one a seed; the setting is checked once."""
     where = f"{study.file}: {entry.title}, {column}, {setting_text(setting) or 'no grid'}"
-    config = parse(RoundConfig, values, where)
+    config = parse(RoundConfig, values, where, study.root)
     key = _key(study, config)
     for seed in study.config.seeds:
         own = config.model_copy(update={"seed": seed})

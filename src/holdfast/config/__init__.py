@@ -1,19 +1,12 @@
 """Configuration: one small frozen model a stage, read from strict TOML.
 
-Contradictions are found before anything is trained. Defaults live here and nowhere else; a ROUND.toml holds only the
-differences.
+Contradictions are found before anything is trained. Defaults live here, and a method's in its own file; a ROUND.toml
+holds only the differences.
 """
 
 from holdfast.config.base import Config, parse, read_toml
 from holdfast.config.data import DataConfig, RolesConfig, SourceConfig, TaskConfig
-from holdfast.config.methods import (
-    METHOD_CONFIGS,
-    ContrastConfig,
-    FinetuneConfig,
-    HoldfastConfig,
-    MethodConfig,
-    ResearchConfig,
-)
+from holdfast.config.method import ContrastConfig, MethodConfig
 from holdfast.config.renamed import upgraded
 from holdfast.config.round import (
     CandidatesConfig,
@@ -26,18 +19,14 @@ from holdfast.config.round import (
 )
 
 __all__ = [
-    "METHOD_CONFIGS",
     "CandidatesConfig",
     "CertifyConfig",
     "Config",
     "ContrastConfig",
     "DataConfig",
     "EvaluateConfig",
-    "FinetuneConfig",
-    "HoldfastConfig",
     "MethodConfig",
     "ModelConfig",
-    "ResearchConfig",
     "RolesConfig",
     "RoundConfig",
     "SourceConfig",

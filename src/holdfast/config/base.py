@@ -47,6 +47,11 @@ class Config(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    @classmethod
+    def section_of(cls, key: str, value: Any, root: Path) -> type[Config] | None:
+        """The section that a key's value is read as, where the annotation alone does not say it."""
+        return None
+
 
 Section = TypeVar("Section", bound=Config)
 
@@ -87,26 +92,29 @@ def _check_depth(values: dict[str, Any]) -> None:
     raise RecursionError
 
 
-def parse(model: type[Section], values: dict[str, Any], where: str) -> Section:
-    """Validate ``values`` as ``model``; the first fault becomes a :class:`UserError` that names key and remedy."""
+def parse(model: type[Section], values: dict[str, Any], where: str, root: Path = Path()) -> Section:
+    """Validate ``values`` as ``model``; the first fault becomes a :class:`UserError` that names key and remedy.
+
+    ``root`` is where relative paths begin: a method may be a Python file, which is executed to know its settings.
+    """
     if isinstance(values, dict):  # pyright: ignore[reportUnnecessaryIsInstance] — JSON that others wrote
         values, hints = upgraded(values)
         if where.endswith(".toml"):  # written by hand: whoever wrote it can change it
             hint(where, hints)
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, context={"root": root, "where": where})
     except ValidationError as error:
-        raise _explain(model, error, where) from None
+        raise _explain(model, error, where, values, root) from None
 
 
-def _explain(model: type[Config], error: ValidationError, where: str) -> UserError:
+def _explain(model: type[Config], error: ValidationError, where: str, values: Any, root: Path) -> UserError:
     faults = error.errors()
     # An unknown key explains other faults (a required key that was misspelt), so it comes first. Where a value may be
     # one of several kinds there is a fault for each: that of the kind it comes closest to says most.
     above = faults[0]["loc"][:-1]
     closest = max((item for item in faults if item["loc"][: len(above)] == above), key=lambda item: len(item["loc"]))
     fault = next((item for item in faults if item["type"] == "extra_forbidden"), closest)
-    section, location = _walk(model, [_shortened(str(part)) for part in fault["loc"]])
+    section, location = _walk(model, [_shortened(str(part)) for part in fault["loc"]], values, root)
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
         known = section.model_fields if section is not None else {}
@@ -130,7 +138,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-def _walk(model: type[Config], location: list[str]) -> tuple[type[Config] | None, list[str]]:
+def _walk(model: type[Config], location: list[str], values: Any, root: Path) -> tuple[type[Config] | None, list[str]]:
     """The section that a fault lies in, and its key path without the tags that pydantic adds for unions."""
     section: type[Config] | None = model
     path: list[str] = []
@@ -138,7 +146,12 @@ def _walk(model: type[Config], location: list[str]) -> tuple[type[Config] | None
     while rest:
         name = rest.pop(0)
         path.append(name)
+        values = values.get(name) if isinstance(values, dict) else None
         if section is None or name not in section.model_fields or not rest:
+            continue
+        known = section.section_of(name, values, root)
+        if known is not None:
+            section = known
             continue
         annotation = section.model_fields[name].annotation
         tag = rest.pop(0) if _kinds(annotation) > 1 else rest[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
 from holdfast.config.base import (
     LARGEST,
@@ -19,7 +21,10 @@ from holdfast.config.base import (
     Two,
 )
 from holdfast.config.data import DataConfig, TaskConfig, check_templates
-from holdfast.config.methods import Co2lConfig, HoldfastConfig, MethodConfig
+from holdfast.config.method import MethodConfig
+from holdfast.errors import UserError
+
+DEFAULT_METHOD = "holdfast"
 
 
 class ModelConfig(Config):
@@ -64,7 +69,8 @@ class TrainConfig(Config):
     learning_rate: PositiveFloat = 1e-5
     """Of AdamW, or eta of the plain form."""
     head_learning_rate: PositiveFloat | None = None
-    """Of the task-dependent heads. Default: the same; with method holdfast, method.head_rate times as much."""
+    """Of the task-dependent heads. Default: what the method says (holdfast: method.head_lr_multiplier times
+    learning_rate), else the same."""
     ema_weight: MovingAverage = 0.1
     """theta of the plain form."""
     weight_decay: NonNegativeFloat = 0.1
@@ -183,6 +189,32 @@ class CandidatesConfig(Config):
         return self
 
 
+def _settings(values: Any, info: ValidationInfo) -> Any:
+    """[method] as the settings of the method that it names. A file is looked for from the ``root`` of the context."""
+    if not isinstance(values, Mapping):
+        return values
+    values = {"name": DEFAULT_METHOD, **values}
+    if not isinstance(values["name"], str):
+        return MethodConfig.model_validate({"name": values["name"]})  # raises: it is no string
+    from holdfast.methods.registry import read_settings  # torch: only where a round is read to be run
+
+    context = info.context or {}
+    try:
+        return read_settings(values, context.get("root", Path()))
+    except UserError as error:
+        where = f"{context['where']}: method.name: " if "where" in context else ""
+        raise UserError(
+            f"{where}{error.message}", expected=error.expected, found=error.found, do=error.do
+        ) from error.__cause__
+
+
+def default_method() -> MethodConfig:
+    """The settings of the method that a round without [method] is run with."""
+    from holdfast.methods.registry import find
+
+    return find(DEFAULT_METHOD).settings()
+
+
 class RoundConfig(Config):
     """A ROUND.toml: one round of development, from data to verdict."""
 
@@ -190,37 +222,34 @@ class RoundConfig(Config):
     task: TaskConfig
     data: DataConfig
     model: ModelConfig
-    method: MethodConfig = HoldfastConfig()
+    method: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_settings)] = Field(default_factory=default_method)
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     candidates: CandidatesConfig = CandidatesConfig()
     certify: CertifyConfig = CertifyConfig()
     """Asked for wherever there are sealed images."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_method(cls, values: Any) -> Any:
-        method = values.get("method") if isinstance(values, dict) else None
-        if isinstance(method, dict) and "name" not in method:
-            return {**values, "method": {"name": "holdfast", **method}}
-        return values
-
     @model_validator(mode="after")
-    def _enough_pairs(self) -> Self:
-        if isinstance(self.method, Co2lConfig) and self.train.target_pairs < 2:
-            raise ValueError(
-                f"co2l contrasts target pairs: batch {self.train.batch} holds {self.train.target_pairs} of them"
-            )
+    def _method_fits(self) -> Self:
+        self.method.check_training(self.train)
         return self
+
+    @classmethod
+    def section_of(cls, key: str, value: Any, root: Path) -> type[Config] | None:
+        """[method] is read as the settings of the method that it names."""
+        if key != "method" or not isinstance(value, Mapping):
+            return None
+        from holdfast.methods.registry import find
+
+        return find(str(value.get("name", DEFAULT_METHOD)), root).settings
 
     @property
     def trained(self) -> TrainConfig:
         """[train] with the heads' learning rate worked out."""
-        if not isinstance(self.method, HoldfastConfig) or self.train.head_learning_rate is not None:
+        rate = self.method.head_learning_rate(self.train.learning_rate)
+        if rate is None or self.train.head_learning_rate is not None:
             return self.train
-        return self.train.model_copy(
-            update={"head_learning_rate": self.method.head_lr_multiplier * self.train.learning_rate}
-        )
+        return self.train.model_copy(update={"head_learning_rate": rate})
 
 
 class TuneConfig(Config):

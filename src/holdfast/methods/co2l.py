@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from holdfast.config.methods import Co2lConfig
+from holdfast.config.base import NonNegativeFloat, PositiveFloat
+from holdfast.config.method import MethodConfig
+from holdfast.config.round import TrainConfig
 from holdfast.data.round import Batch, RoundData
 from holdfast.errors import UserError
 from holdfast.methods.base import Phase, StepOutput
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.runtime import gather
 
 _REPRESENTATION, _CLASSIFIER = "representation", "classifier"
 
 
+class Co2lConfig(MethodConfig):
+    """method.name = "co2l": asymmetric supervised contrast and relation distillation, then a linear classifier."""
+
+    temperature: PositiveFloat = 0.1
+    """tau, of the supervised contrast. The paper tries 0.05 and 0.1."""
+    kappa: PositiveFloat = 0.2
+    """Temperature of the new model's relations. The paper tries 0.1 and 0.2."""
+    kappa_old: PositiveFloat = 0.01
+    """kappa*, temperature of the old model's relations. The paper tries 0.01 and 0.1."""
+    distillation: NonNegativeFloat = 1.0
+    """lambda, weight of the relation distillation. The paper tries 0.1, 1 and 10."""
+    classifier_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the run's steps that train the linear classifier, on frozen features, at the end."""
+
+    def check_training(self, train: TrainConfig) -> None:
+        """An anchor needs a positive."""
+        if train.target_pairs < 2:
+            raise ValueError(f"co2l contrasts target pairs: batch {train.batch} holds {train.target_pairs} of them")
+
+
+@register("co2l", settings=Co2lConfig)
 class Co2l(LinearMethod):
     """Phase one trains the image encoder, phase two a linear classifier on its frozen features.
 

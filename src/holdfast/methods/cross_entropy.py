@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.config.methods import CrossEntropyConfig
+from holdfast.config.method import MethodConfig
 from holdfast.data.round import Batch
 from holdfast.methods.base import Method, StepOutput, balanced_cross_entropy, class_logits
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.runtime import sum_over_ranks, world_size
 
 
+class CrossEntropyConfig(MethodConfig):
+    """method.name = "cross_entropy": supervised training on all classes with equal weight."""
+
+    heads: bool = True
+    """Train task-dependent heads, too."""
+
+
+@register("cross_entropy", settings=CrossEntropyConfig)
 class CrossEntropy(Method):
     """Mean over classes of the mean cross-entropy over class prompts; no moving averages, no constraints."""
 

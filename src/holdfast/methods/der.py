@@ -5,14 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.config.methods import DerConfig
+from holdfast.config.base import NonNegativeFloat
+from holdfast.config.method import MethodConfig
 from holdfast.data.round import Batch
 from holdfast.methods.base import StepOutput, cross_entropy
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.runtime import gather, sum_over_ranks, world_size
 
 
+class DerConfig(MethodConfig):
+    """method.name = "der": cross-entropy on the target, old logits kept on protected images."""
+
+    alpha: NonNegativeFloat = 1.0
+    """Weight of the squared difference to the old logits. The paper tries 0.1, 1 and 10."""
+    beta: NonNegativeFloat = 0.0
+    """Weight of the cross-entropy on a second draw of protected images: 0 is DER, above 0 is DER++."""
+
+
+@register("der", settings=DerConfig)
 class Der(LinearMethod):
     """Cross-entropy on the target + alpha * MSE to w_old's logits + beta * cross-entropy on a second draw.
 

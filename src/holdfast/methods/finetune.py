@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from holdfast.config import FinetuneConfig
+from holdfast.config.method import ContrastConfig
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Encoded, Method, StepOutput, encode
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.contrastive import Contrast, GlobalContrastive
 from holdfast.runtime import gather
 
 
+class FinetuneConfig(ContrastConfig):
+    """method.name = "finetune": the target objective alone."""
+
+
+@register("finetune", settings=FinetuneConfig)
 class Finetune(Method):
     """Minimise F(w, D), and nothing else."""
 

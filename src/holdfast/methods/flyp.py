@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.config.methods import FlypConfig
+from holdfast.config.method import ContrastConfig
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, StepOutput, encode
 from holdfast.methods.pairs import Anchors, Pairs, SetContrast, all_pairs, group_sizes, stands_for
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.contrastive import Contrast
 
 
+class FlypConfig(ContrastConfig):
+    """method.name = "flyp": global contrastive loss on everything, protected images with their class prompt."""
+
+
+@register("flyp", settings=FlypConfig)
 class Flyp(Method):
     """min 1/n_all sum over D_all of L_ctr(w; x_i, t_i, D_all, D_all): everybody is everybody else's negative."""
 

@@ -7,13 +7,23 @@ import torch
 from scipy.optimize import lsq_linear, nnls
 from torch import Tensor
 
-from holdfast.config.methods import GemConfig
+from holdfast.config.base import NonNegativeFloat
+from holdfast.config.method import MethodConfig
 from holdfast.data.round import Batch
 from holdfast.methods.base import StepOutput, Total, as_it_is
 from holdfast.methods.labelled import LinearMethod, mean_over_ranks, task_means
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 
 
+class GemConfig(MethodConfig):
+    """method.name = "gem": the target's gradient, turned so that no protected task's loss rises to first order."""
+
+    gamma: NonNegativeFloat = 0.5
+    """Least weight of a protected task's gradient once any of them is violated. The paper tries 0.5 and 1."""
+
+
+@register("gem", settings=GemConfig)
 class Gem(LinearMethod):
     """The target's cross-entropy, its gradient g turned against the tasks' gradients G (rows) where they disagree.
 

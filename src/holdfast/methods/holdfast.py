@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from holdfast.config import HoldfastConfig
+from holdfast.config.base import Config, Fraction, MovingAverage, NonNegativeFloat, PositiveFloat
+from holdfast.config.method import ContrastConfig, Views
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import (
     LOSSES,
@@ -18,6 +22,7 @@ from holdfast.methods.base import (
     encode,
 )
 from holdfast.methods.finetune import TargetContrast
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
 from holdfast.runtime import sums_by, world_size
@@ -25,6 +30,104 @@ from holdfast.runtime import sums_by, world_size
 _FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
 
 
+# The paper's form of the method: what its experiments use, and nothing that was added since.
+_PUBLISHED: dict[str, Any] = {
+    "beta": 200.0,
+    "gamma_tasks": 0.8,
+    "replay": 0.0,
+    "target_share": 0.0,
+    "target_logit_margin": 0.0,
+    "distill_weight": 0.0,
+    "label_boost": 0.0,
+    "contrastive_weight": 1.0,
+    "head_lr_multiplier": 1.0,
+}
+
+
+class ResearchConfig(Config):
+    """[method.research]: variants of the method that were compared and are not what a user needs."""
+
+    beta_schedule: Literal["constant", "cosine"] = "constant"
+    """`cosine` rises from 0 to beta; the paper finds it worse."""
+    views: Views = "clean"
+    """Views of constraint images. `clean`: the evaluation view, old losses cached (published). `paired`: one random
+    view through both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for
+    comparison."""
+    constraint: Literal["cross_entropy", "soft_error"] = "cross_entropy"
+    """The loss that must not rise. `soft_error` is 1 - the probability of the right class."""
+    tightening: NonNegativeFloat = 0.0
+    """kappa: require h_k + kappa · 1.645 · sd / sqrt(n_k) <= 0 in place of h_k <= 0."""
+    required_improvement: Fraction = 0.0
+    """Require each protected task to improve by this share of its old loss: h_k <= -share · L_k(w_old)."""
+    dual_rate: NonNegativeFloat = 0.0
+    """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
+
+
+class HoldfastConfig(ContrastConfig):
+    """method.name = "holdfast": target objective under one retention constraint a protected task."""
+
+    form: Literal["default", "published"] = "default"
+    """What keys that are not given stand for: `default` is what did best on dev images (docs/research.md, studies.md),
+    `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of what comes
+    after it."""
+    beta: NonNegativeFloat = 20.0
+    """Penalty. Published: 200."""
+    gamma_tasks: MovingAverage = 0.2
+    """gamma_2, of the moving averages of h_k. Published: 0.8."""
+    replay: NonNegativeFloat = 1.0
+    """Weight of the cross-entropy over all classes, protected classes with equal weight. Published: 0, as all that
+    follow unless said otherwise."""
+    target_share: Fraction = 1 / 6
+    """Share of the target in the replay, whatever the number of protected classes; 0 for the weight of one class."""
+    target_logit_margin: NonNegativeFloat = 1.0
+    """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
+    distill_weight: NonNegativeFloat = 30.0
+    """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
+    constraint images, target pairs and negatives. It takes no labels. This is its weight where a protected task has 100
+    constraint images or fewer (on average); with n of them it is sqrt(100/n) of that: the more there is to learn from,
+    the less the old model's judgement counts."""
+    label_boost: NonNegativeFloat = 2.0
+    """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
+    the same measure for every class."""
+    contrastive_weight: NonNegativeFloat = 1.0
+    """Weight of the target objective F."""
+    head_lr_multiplier: PositiveFloat = 30.0
+    """Learning rate of the task-dependent heads in multiples of train.learning_rate, where train.head_learning_rate is
+    not given. Published: 1."""
+
+    research: ResearchConfig = ResearchConfig()
+    """Variants for comparison."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_form(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("form") == "published":
+            return {**_PUBLISHED, **values}
+        return values
+
+    @classmethod
+    def published(cls) -> HoldfastConfig:
+        """The paper's form."""
+        return cls(form="published")
+
+    def as_published(self) -> HoldfastConfig:
+        """The paper's form, with this section's temperature and gamma_1."""
+        return HoldfastConfig(form="published", temperature=self.temperature, gamma_pairs=self.gamma_pairs)
+
+    def protected_views(self) -> Views:
+        """As [method.research] says."""
+        return self.research.views
+
+    def head_learning_rate(self, learning_rate: float) -> float:
+        """The heads start at 0 and learn faster than towers that are trained already."""
+        return self.head_lr_multiplier * learning_rate
+
+    def kkt_penalty(self) -> float:
+        """beta."""
+        return self.beta
+
+
+@register("holdfast", settings=HoldfastConfig)
 class Holdfast(Method):
     """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
 

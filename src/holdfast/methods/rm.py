@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from holdfast.config.methods import RmConfig
+from holdfast.config.base import NonNegativeFloat
+from holdfast.config.method import ContrastConfig
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, StepOutput, class_logits, cross_entropy, encode
 from holdfast.methods.finetune import TargetContrast
 from holdfast.methods.labelled import task_means
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 
 
+class RmConfig(ContrastConfig):
+    """method.name = "rm": the target objective plus the protected tasks' mean loss at a fixed weight."""
+
+    alpha: NonNegativeFloat = 1.0
+    """The weight. The paper tries 0.1, 1 and 10; on Places365 1, 10, ..., 10000."""
+
+
+@register("rm", settings=RmConfig)
 class Rm(Method):
     """min F(w, D) + alpha/m sum_k L_k(w, D_k): ours with alpha in place of beta [u_k]_+."""
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.config.methods import WcclConfig
+from holdfast.config.base import Fraction
+from holdfast.config.method import ContrastConfig
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, StepOutput, encode
 from holdfast.methods.pairs import Anchors, Pairs, SetContrast, all_pairs, group_sizes, stands_for
+from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.contrastive import Contrast
 
 
+class WcclConfig(ContrastConfig):
+    """method.name = "wccl": weighted contrastive losses of the protected tasks and of the target."""
+
+    alpha: Fraction = 0.9
+    """Weight of the protected tasks' mean; the target has 1 - alpha. The paper tries 0.5, 0.9, 0.99."""
+
+
+@register("wccl", settings=WcclConfig)
 class Wccl(Method):
     """min alpha/m sum_k GCL(D_k) + (1-alpha) GCL(D_o); a pair is contrasted with all that lies outside its own task.
 

@@ -79,7 +79,8 @@ def _interrupted(folder: RunFolder) -> Interrupted:
 def resume_config(run: Path) -> tuple[RoundConfig, Path]:
     """Config and root of a run that was begun."""
     folder = RunFolder.open(run)
-    return parse(RoundConfig, read_json(folder.config), str(folder.config)), folder.origin
+    origin = folder.origin
+    return parse(RoundConfig, read_json(folder.config), str(folder.config), origin), origin
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.config import HoldfastConfig, RoundConfig
+from holdfast.config import RoundConfig
+from holdfast.config.round import default_method
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
@@ -62,13 +63,20 @@ def diagnose_run(
 
 
 def _beta(config: RoundConfig) -> float:
-    return config.method.beta if isinstance(config.method, HoldfastConfig) else HoldfastConfig().beta
+    """The penalty of the method, or that of the default method for those that have none."""
+    own = config.method.kkt_penalty()
+    return _known(default_method().kkt_penalty()) if own is None else own
 
 
 def _contrast(config: RoundConfig) -> float:
-    """The contrastive temperature of the method, or the paper's for methods that have none."""
-    found = getattr(config.method, "temperature", None) if config.method.name != "co2l" else None
-    return float(found) if found is not None else HoldfastConfig().temperature
+    """The contrastive temperature of the method, or that of the default method for those that have none."""
+    own = config.method.contrastive_temperature()
+    return _known(default_method().contrastive_temperature()) if own is None else own
+
+
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value
 
 
 def _result(run: Path, ready: PreparedRound) -> Classifier:

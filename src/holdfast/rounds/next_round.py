@@ -77,10 +77,11 @@ def settle(project: Project, config: RoundConfig, parent: str, root: Path) -> Ro
 def rebased(config: RoundConfig, root: Path, onto: Path) -> RoundConfig:
     """The same config with its relative paths, which begin in ``root``, beginning in ``onto``."""
 
+    def from_there(path: Path) -> Path:
+        return path if path.is_absolute() else Path(os.path.relpath(root.resolve() / path, onto.resolve()))
+
     def moved(path: Path | None) -> Path | None:
-        if path is None or path.is_absolute():
-            return path
-        return Path(os.path.relpath(root.resolve() / path, onto.resolve()))
+        return None if path is None else from_there(path)
 
     def source(config: SourceConfig) -> SourceConfig:
         return config.model_copy(update={"path": moved(config.path)})
@@ -102,6 +103,7 @@ def rebased(config: RoundConfig, root: Path, onto: Path) -> RoundConfig:
                     "prompts": moved(data.prompts),
                 }
             ),
+            "method": config.method.rebased(from_there),
             "model": model.model_copy(update={"start": moved(model.start), "weights": weights}),
             "certify": certify.model_copy(update={"ledger": moved(certify.ledger), "first": moved(certify.first)}),
         }

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from holdfast.artifacts import fingerprint_json
-from holdfast.config import DataConfig, HoldfastConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
+from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
 from holdfast.data.loader import ViewSettings
@@ -105,7 +104,7 @@ def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, 
 
 
 def make_prepared(
-    config: RoundConfig, method_config: Any, old: Classifier, assembled: Assembled, runtime: Runtime
+    config: RoundConfig, method_config: MethodConfig, old: Classifier, assembled: Assembled, runtime: Runtime
 ) -> PreparedRound:
     """A method over a copy of the old model."""
     dtype = torch.float64 if config.train.precision == "float64" else torch.float32
@@ -149,11 +148,6 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
     return fingerprint_json({"config": values, "data": data, "parent": parent})
 
 
-def view_settings(train: TrainConfig, method_config: Any) -> ViewSettings:
-    """Random views of pairs as [train] says, of protected images as the method says (or else none)."""
-    return ViewSettings(train.augment, protected_views(method_config), train.crop_scale, train.flip)
-
-
-def protected_views(method_config: Any) -> str:
-    """Views of constraint images: only the method holdfast has a choice."""
-    return method_config.research.views if isinstance(method_config, HoldfastConfig) else "clean"
+def view_settings(train: TrainConfig, method_config: MethodConfig) -> ViewSettings:
+    """Random views of pairs as [train] says, of protected images as the method says."""
+    return ViewSettings(train.augment, method_config.protected_views(), train.crop_scale, train.flip)

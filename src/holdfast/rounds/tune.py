@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from holdfast._version import __version__
 from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json, write_json
-from holdfast.config import TuneConfig
-from holdfast.config.methods import CrossEntropyConfig, WcclConfig
+from holdfast.config import MethodConfig, TuneConfig
 from holdfast.data.assemble import labelled
 from holdfast.data.loader import ViewSettings
 from holdfast.data.prompts import class_prompts
@@ -26,6 +25,8 @@ from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
+from holdfast.methods.cross_entropy import CrossEntropyConfig
+from holdfast.methods.wccl import WcclConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.rounds.develop import writing
@@ -133,7 +134,7 @@ def _method(config: TuneConfig, model: Classifier, data: RoundData, runtime: Run
         for parameter in model.towers.text_parameters():
             parameter.requires_grad_(True)
     if config.objective == "cross_entropy":
-        method_config: Any = CrossEntropyConfig(heads=False)
+        method_config: MethodConfig = CrossEntropyConfig(heads=False)
     else:
         # Every class has the same weight when the protected ones share m/(m+1) of it; a class is not its own negative.
         m = data.tasks.num_protected

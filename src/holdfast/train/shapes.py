@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.config import HoldfastConfig, ResearchConfig, TrainConfig
+from holdfast.config import TrainConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.data.sources.store import PackedPixels
 from holdfast.methods.base import Method
-from holdfast.methods.holdfast import Holdfast
+from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
@@ -116,5 +116,5 @@ def made_up_run(
     with compute_mode(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
-    views = ViewSettings(config.augment, method_config.research.views, config.crop_scale, config.flip)
+    views = ViewSettings(config.augment, method_config.protected_views(), config.crop_scale, config.flip)
     return method, TrainSpec(config, views, 0, "made up", evaluate_every=config.steps)

@@ -1,0 +1,202 @@
+"""``holdfast.certify``: a verdict on the predictions of two models, whatever framework made them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.certify.certificate import (
+    NEW_PREDICTIONS,
+    OLD_PREDICTIONS,
+    Settings,
+    margins_for,
+    read_evidence,
+    run_test,
+    write_certificate,
+)
+from holdfast.certify.claims import Claim, Counts, TaskResult, Verdict, delta_of
+from holdfast.certify.report import report
+from holdfast.certify.sequential import sequential_report
+from holdfast.certify.tables import Paired, paired_table, paired_tables, read_table
+from holdfast.errors import UserError, nearest
+
+Predictions = Any  # a path of a CSV or Parquet file, a pandas, polars or arrow table, or a dict of columns
+
+
+@dataclass(frozen=True)
+class CertifyResult:
+    """The verdict of :func:`certify`, with the evidence task by task."""
+
+    verdict: Verdict  # "certified", "regressed" or "undecided"
+    tasks: dict[str, TaskResult]  # protected tasks, or pooled groups of them, by name
+    target: TaskResult | None  # the task that was to improve, where one is named
+    settings: Settings  # what was fixed before the test
+    files: dict[str, Path]  # the predictions, where they came from files
+    report: dict[str, Any]  # everything that is told about it, the promise in words included
+
+    @property
+    def certified(self) -> bool:
+        """Whether the claim was shown to hold."""
+        return self.verdict is Verdict.CERTIFIED
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``holdfast certify --json`` prints."""
+        return self.report
+
+    def write(self, path: Path | str, named: Mapping[str, Path] | None = None) -> dict[str, Any]:
+        """Write a certificate that ``holdfast verify`` checks from the files of predictions.
+
+        ``named`` are further files to name in it by their fingerprint, such as the models' weights.
+        """
+        if not self.files:
+            raise UserError(
+                "a certificate names the files that it rests on, and these predictions are in memory",
+                do="write them to CSV or Parquet files, and certify those",
+            )
+        return write_certificate(Path(path), self.settings, self.report, {**self.files, **(named or {})})
+
+
+def certify(
+    old: Predictions,
+    new: Predictions | None = None,
+    *,
+    target: str | None = None,
+    margin: float | None = 0.02,
+    margins: Mapping[str, float] | None = None,
+    confidence: float = 0.95,
+    claim: str = "all",
+    tasks: Sequence[str] = (),
+    pools: Mapping[str, Sequence[str]] | None = None,
+    labels: Sequence[str] = (),
+    lemma_constant: float = 0.0,
+    workers: int = 1,
+) -> CertifyResult:
+    """Test on two models' predictions that no protected task lost more accuracy than its margin.
+
+    ``old`` and ``new`` are tables with columns ``example_id, task, label, prediction``, joined by example id and task;
+    ``old`` alone is one table with ``task, label, old, new``. A table is a CSV or Parquet file, a data frame (pandas,
+    polars, arrow) or a dict of columns. The test is exact; it needs independent images that neither training nor the
+    choice of a model has seen, and margins that were fixed before they were looked at.
+
+    ``margin`` holds for every task, ``margins`` for single ones. With ``target`` it is claimed also that this task
+    improved. ``claim`` is ``all`` (every task is retained), ``each`` (these tasks are), ``bounds`` or ``devsafety``.
+    ``tasks`` are the protected ones (default: all but the target), ``pools`` groups of tasks that are claimed about as
+    a whole, and ``labels`` all labels there are: others are refused. ``lemma_constant`` is C of the paper's Lemma 1,
+    shown beside. ``workers`` is for large tables: at most so many processes.
+    """
+    paired, files = evidence(old, new, labels)
+    settings = _settings(paired, target, margin, margins, confidence, claim, tasks, pools, labels)
+    if not (math.isfinite(lemma_constant) and lemma_constant >= 0):
+        raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
+    result = run_test(paired, settings, workers=workers)
+    return CertifyResult(
+        result.verdict,
+        {task.counts.task: task for task in result.tasks},
+        result.target,
+        settings,
+        files,
+        report(result, confidence=confidence, complexity=lemma_constant),
+    )
+
+
+def certify_sequentially(
+    old: Predictions,
+    new: Predictions | None = None,
+    *,
+    target: str | None = None,
+    margin: float | None = 0.02,
+    margins: Mapping[str, float] | None = None,
+    confidence: float = 0.95,
+    tasks: Sequence[str] = (),
+    labels: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The same claim for rows that keep arriving, in their order: a verdict that may be looked at any time."""
+    paired, _ = evidence(old, new, labels)
+    settings = _settings(paired, target, margin, margins, confidence, "all", tasks, None, labels)
+    return sequential_report(paired, settings.margins, confidence, target)
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+
+def evidence(old: Predictions, new: Predictions | None, labels: Sequence[str] = ()) -> tuple[Paired, dict[str, Path]]:
+    """Two models on the same images, and the files that say so (none for tables in memory)."""
+    if isinstance(old, str | Path) and (new is None or isinstance(new, str | Path)):
+        files = {"predictions": Path(old)} if new is None else {OLD_PREDICTIONS: Path(old), NEW_PREDICTIONS: Path(new)}
+        paired = read_evidence(files, labels)
+        assert paired is not None
+        return paired, files
+    if new is None:
+        return paired_table(_table(old, "the predictions"), labels), {}
+    names = ("the old model's predictions", "the new model's predictions")
+    return paired_tables(_table(old, names[0]), _table(new, names[1]), labels), {}
+
+
+def _table(given: Predictions, what: str) -> pa.Table:
+    """A file, a data frame or a dict of columns as an arrow table."""
+    if isinstance(given, str | Path):
+        return read_table(Path(given))
+    try:
+        if isinstance(given, pa.Table):
+            return given
+        if isinstance(given, Mapping) or hasattr(given, "__arrow_c_stream__"):
+            return pa.table(given)
+        if hasattr(given, "columns"):  # a pandas of before 2.2
+            return pa.table({str(name): list(given[name]) for name in given.columns})
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise UserError(
+            f"{what} cannot be read as a table", found=(str(error).splitlines() or [repr(error)])[0][:300]
+        ) from error
+    raise UserError(
+        f"{what} are no table",
+        expected="a CSV or Parquet file, a data frame, or a dict of columns",
+        found=type(given).__name__,
+    )
+
+
+# -- what is fixed before the test ------------------------------------------------------------------------------------
+
+
+def _settings(
+    paired: Paired,
+    target: str | None,
+    margin: float | None,
+    margins: Mapping[str, float] | None,
+    confidence: float,
+    claim: str,
+    tasks: Sequence[str],
+    pools: Mapping[str, Sequence[str]] | None,
+    labels: Sequence[str],
+) -> Settings:
+    """Everything that is fixed before the test, checked against the tasks that there are."""
+    delta_of(confidence)
+    if claim not in list(Claim):
+        raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
+    present = paired.tasks()
+    groups = {name: list(members) for name, members in (pools or {}).items()}
+    for name, group in groups.items():
+        if name in present or not name or not group:
+            found = "a task has that name" if name in present else "no name, or no tasks"
+            raise UserError(f"the pool {name!r} is not a group", expected="a new name, and its tasks", found=found)
+    members = [member for group in groups.values() for member in group]
+    for name in [*tasks, *([target] if target else []), *members]:
+        if name not in present:
+            raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
+    if len(set(members)) != len(members) or target in members or target in tasks:
+        raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
+    protected = sorted({*(tasks or present), *members} - {target})
+    single = [name for name in protected if name not in members]
+    if not protected:
+        raise UserError("no protected task is left", found=f"only the target {target!r} has images")
+    by_task = margins_for([*single, *groups], margin, margins or {})
+    return Settings(by_task, confidence, Claim(claim), target, groups, list(labels))
+
+
+def counts_of(old: Predictions, new: Predictions | None, target: str | None) -> dict[str, Counts]:
+    """Images, gained and lost of every task but the target."""
+    return {name: item for name, item in evidence(old, new)[0].counts().items() if name != target}
