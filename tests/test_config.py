@@ -14,6 +14,7 @@ from holdfast.config import CandidatesConfig, RoundConfig, TrainConfig, TuneConf
 from holdfast.config.base import Config
 from holdfast.errors import UserError
 from holdfast.methods.holdfast import HoldfastConfig
+from holdfast.methods.registry import BUILT_IN, find
 
 BASE: dict[str, Any] = {
     "task": {"target": "a"},
@@ -99,6 +100,8 @@ def test_no_number_of_any_section_takes_a_bool_a_string_or_something_that_is_not
     tried: Callable[..., None],
 ) -> None:
     numbers = 0
+    for name in BUILT_IN:
+        find(name)
     for section in sections():
         for key, field in section.model_fields.items():
             if field.annotation in (int, float) or key in ("margin", "seed", "dev"):

@@ -15,6 +15,7 @@ OUT = ROOT / "docs" / "api.md"
 # Beside the names that `import holdfast` offers: modules that people build on.
 MODULES = (
     ("methods/base.py", "The contract of a method"),
+    ("config/method.py", "Settings of a method"),
     ("model/towers.py", "The contract of a two-tower model"),
     ("certify/exact/score_test.py", "The exact paired test"),
     ("certify/claims.py", "Claims and verdicts"),

@@ -237,11 +237,12 @@ class RoundConfig(Config):
     @classmethod
     def section_of(cls, key: str, value: Any, root: Path) -> type[Config] | None:
         """[method] is read as the settings of the method that it names."""
-        if key != "method" or not isinstance(value, Mapping):
+        name = value.get("name", DEFAULT_METHOD) if key == "method" and isinstance(value, Mapping) else None
+        if not isinstance(name, str):
             return None
         from holdfast.methods.registry import find
 
-        return find(str(value.get("name", DEFAULT_METHOD)), root).settings
+        return find(name, root).settings
 
     @property
     def trained(self) -> TrainConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import hashlib
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -169,10 +170,11 @@ def _in_package(entries: list[EntryPoint], name: str, sha256: Any) -> Registered
     registered = _by_module.get(module.__name__, {}).get(name)
     if registered is None:
         raise UserError(f"{entry.value} registers no method {name!r}", expected=_HOW)
-    if module.__file__ is not None:
-        fingerprint = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        registered.settings.registration = Registration(name, fingerprint)
-        _check_unchanged(Path(module.__file__), fingerprint, sha256)
+    known = registered.settings.registration
+    if module.__file__ is not None and not (known and known.sha256):  # as it is when it is imported
+        known = Registration(name, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest())
+        registered.settings.registration = known
+    _check_unchanged(entry.value, known.sha256 if known else "", sha256)
     return registered
 
 
@@ -180,8 +182,7 @@ def _in_package(entries: list[EntryPoint], name: str, sha256: Any) -> Registered
 
 
 def _in_file(given: Path, root: Path, name: str, sha256: Any) -> Registered:
-    path = (root / given).resolve()
-    methods = _loaded(path, given, root, sha256)
+    methods = _loaded(given, root, sha256)
     if not methods:
         raise UserError(f"{given} registers no method", expected=_HOW)
     if name:
@@ -198,9 +199,10 @@ def _in_file(given: Path, root: Path, name: str, sha256: Any) -> Registered:
     return next(iter(methods.values()))
 
 
-def _loaded(path: Path, given: Path, root: Path, sha256: Any) -> dict[str, Registered]:
+def _loaded(given: Path, root: Path, sha256: Any) -> dict[str, Registered]:
     """The methods of a file, executed once for each of its contents."""
     try:
+        path = Path(os.path.realpath(root / given))
         source = read_regular(path, _MAX_SOURCE)
     except FileNotFoundError as error:
         raise UserError(
@@ -212,7 +214,7 @@ def _loaded(path: Path, given: Path, root: Path, sha256: Any) -> dict[str, Regis
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UserError(f"{_shown(str(given))} cannot be read", found=found) from error
     fingerprint = hashlib.sha256(source).hexdigest()
-    _check_unchanged(given, fingerprint, sha256)
+    _check_unchanged(str(given), fingerprint, sha256)
     if (path, fingerprint) not in _files:
         methods = _execute(path, given, source)
         for registered in methods.values():
@@ -222,13 +224,13 @@ def _loaded(path: Path, given: Path, root: Path, sha256: Any) -> dict[str, Regis
     return _files[path, fingerprint]
 
 
-def _check_unchanged(path: Path, found: str, expected: Any) -> None:
+def _check_unchanged(where: str, found: str, expected: Any) -> None:
     if expected is not None and expected != found:
         raise UserError(
-            f"the method in {path} was changed since this run began",
+            f"the method in {where} was changed since this run began",
             expected=f"sha256 {_shown(str(expected))}",
             found=f"sha256 {found}",
-            do="put the file back as it was, or start a new run with --out",
+            do="put it back as it was, or start a new run with --out",
         )
 
 

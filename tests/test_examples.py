@@ -1,0 +1,86 @@
+"""Every example runs, offline and on a CPU, with a few steps in place of hundreds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.artifacts import read_json
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+
+
+def run(folder: Path, *words: str, codes: tuple[int, ...] = (0,)) -> str:
+    """What a command prints; it must end with one of the codes."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode in codes, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The examples, beside each other as in the repository, cut down to a few steps on the CPU."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    for path in (tmp_path / "examples").glob("*.toml"):
+        text = re.sub(r"steps = \d+", "steps = 2", path.read_text())
+        text = re.sub(r"every = \d+", "every = 1", text).replace("seeds = [0, 1]", "seeds = [0]")
+        path.write_text(text.replace("batch = 64", "batch = 8"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_examples_are_short_and_say_what_they_show(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) < 60
+    assert text.startswith('"""')
+
+
+def test_a_certificate_from_two_csv_files(tmp_path: Path) -> None:
+    out = run(tmp_path, str(EXAMPLES / "certify_csv.py"), str(tmp_path))
+    assert out.startswith("verdict: certified")
+    held = run(tmp_path, "-m", "holdfast", "verify", "certificate.json", "--json")
+    assert json.loads(held)["holds"]
+
+
+def test_a_plan_of_images(tmp_path: Path) -> None:
+    out = run(tmp_path, str(EXAMPLES / "plan_images.py"))
+    needed = [int(found) for found in re.findall(r"(\d+) images a class where", out)]
+    assert needed == sorted(needed)
+    assert re.search(r"night: 9\.0% of the predictions flip, \d+ images needed", out)
+
+
+def test_the_penalty_keeps_what_plain_training_forgets(tmp_path: Path) -> None:
+    out = run(tmp_path, str(EXAMPLES / "retention_penalty.py"))
+    old, plain, held = (json.loads(line.partition(":")[2]) for line in out.splitlines())
+    protected = [digit for digit in range(10) if digit != 8]
+    assert min(new - before for new, before in zip(plain, old, strict=True) if before) < -0.3
+    assert min(held[digit] - old[digit] for digit in protected) > -0.1
+    assert old[8] == 0.0
+    assert held[8] > 0.5
+
+
+def test_a_round_from_python(tmp_path: Path) -> None:
+    out = run(tmp_path, str(EXAMPLES / "develop_round.py"), "--out", "digits", "--steps", "4")
+    assert "is handed back" in out
+    assert (tmp_path / "digits" / "round" / "result.json").exists()
+
+
+def test_a_method_of_ones_own_in_a_round(folder: Path) -> None:
+    run(folder, "-m", "holdfast", "tune", "examples/base.toml", "--out", "runs/base", "-q")
+    run(folder, "-m", "holdfast", "develop", "examples/my_method.toml", "-q", codes=(0, 4))
+    method = read_json(folder / "runs" / "my_method" / "round.json")["method"]
+    assert (method["name"], method["weight"], method["softening"]) == ("my_method.py", 2.0, 2.0)
+
+
+def test_a_method_of_ones_own_in_a_study(folder: Path) -> None:
+    out = run(folder, "-m", "holdfast", "compare", "examples/my_study.toml", "--no-figures", "-q", "-j", "2")
+    assert "4 jobs, 0 failed" in out
+    assert "LwF" in out
