@@ -140,8 +140,8 @@ def _figures(
 
 
 def curve(job: Job) -> Curve:
-    """A job's looks, the old model at step 0 included."""
+    """A job's evaluations, the old model at step 0 included."""
     names = ("dev_safety", "target_gain", "train_safety", "train_gain")
-    looks = [(0, dict.fromkeys(names, 0.0)), *JobFolder(job.folder).looks()]
-    values = {name: np.array([float(record[name]) for _, record in looks]) for name in names}
-    return Curve(np.array([step for step, _ in looks]), values)
+    evaluations = [(0, dict.fromkeys(names, 0.0)), *JobFolder(job.folder).evaluations()]
+    values = {name: np.array([float(record[name]) for _, record in evaluations]) for name in names}
+    return Curve(np.array([step for step, _ in evaluations]), values)
