@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := 0.13.7
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test test-all check format lock reliability clean
+.PHONY: help setup demo test test-all check docs format lock reliability clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ check: $(READY)  ## lint, format, types, import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python tools/imports.py
+
+docs: $(READY)  ## the documentation as a site, in site/; every link is checked
+	$(BIN)/python tools/docs.py site
 
 test: check  ## checks and the default tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

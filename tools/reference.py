@@ -72,28 +72,32 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 def values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """What a setting may be, in words: ``whole number, from 0``, ``"a"`` or ``"b"``, a list of them."""
+    """What a setting may be, in words: ``whole number from 0``, ``"a"``, ``"b"``, a list of them."""
     found = resolve(schema, definitions)
-    if "anyOf" in found or "oneOf" in found:
-        kinds = [values(item, definitions) for item in found.get("anyOf", found.get("oneOf", []))]
-        return " or ".join(dict.fromkeys(kind for kind in kinds if kind))
-    if "const" in found:
-        return f"`{json.dumps(found['const'])}`"
-    if "enum" in found:
-        return ", ".join(f"`{json.dumps(item)}`" for item in found["enum"])
-    kind = found.get("type")
-    if kind == "array":
+    choices = found.get("anyOf") or found.get("oneOf")
+    if choices:
+        return " or ".join(dict.fromkeys(filter(None, (values(item, definitions) for item in choices))))
+    named = [found["const"]] if "const" in found else found.get("enum")
+    if named:
+        return ", ".join(f"`{json.dumps(item)}`" for item in named)
+    if found["type"] == "array":
         return f"list of {values(found.get('items') or found['prefixItems'][0], definitions)}"
-    if kind == "object" and "properties" in found:
+    return table(found, definitions) if found["type"] == "object" else scalar(found)
+
+
+def table(found: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """A section, or names with a value each."""
+    if "properties" in found:
         return f"table ({found['title'].removesuffix('Config').lower()})"
-    if kind == "object":
-        return f"table: name = {values(found['additionalProperties'], definitions)}"
+    return f"table: name = {values(found['additionalProperties'], definitions)}"
+
+
+def scalar(found: dict[str, Any]) -> str:
+    """A single value with its limits."""
     names = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "null": ""}
     names["string"] = "path" if found.get("format") == "path" else "string"
-    limits = [
-        f"{word} {found[key]:g}" for key, word in LIMITS.items() if key in found and abs(found[key]) < NO_LIMIT
-    ]
-    return " ".join([names[str(kind)], *limits]).strip()
+    limits = [f"{word} {found[key]:g}" for key, word in LIMITS.items() if abs(found.get(key, NO_LIMIT)) < NO_LIMIT]
+    return " ".join([names[found["type"]], *limits]).strip()
 
 
 def default(schema: dict[str, Any], required: bool) -> str:
