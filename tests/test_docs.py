@@ -231,7 +231,10 @@ def test_the_walk_through_a_round_is_that_of_a_round(tmp_path: Path) -> None:
     for code in ("from holdfast.cli import main; main()", WALK):
         words = ["tune", "TUNE.toml", "--out", "base", "--quiet"] if code is not WALK else []
         subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, check=True, capture_output=True)
-    assert (tmp_path / "entered.txt").read_text(encoding="utf-8").split() == walked(), "adapt CONTRIBUTING.md"
+    entered = (tmp_path / "entered.txt").read_text(encoding="utf-8").split()
+    by_verdict = ("certify/exact/power.py", "certify/shape.py")  # advice where undecided, a certificate where not
+    entered, listed = ([module for module in modules if module not in by_verdict] for modules in (entered, walked()))
+    assert entered == listed, "adapt CONTRIBUTING.md"
 
 
 # -- commands that are run -----------------------------------------------------------------------------------------
