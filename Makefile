@@ -9,7 +9,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 pyproj
   --no-header --no-annotate --no-emit-index-url --generate-hashes
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test test-all coverage check format lock reliability clean
+.PHONY: help setup demo test test-all coverage check docs format lock reliability clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,11 +37,15 @@ $(DEMO): requirements-demo.lock pyproject.toml
 demo: $(DEMO)  ## forgetting and its cure, on embedded data, in under two minutes
 	$(BIN)/holdfast demo
 
-check: $(READY)  ## lint, format, types, import direction
+check: $(READY)  ## lint, format, types, import direction, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python tools/imports.py
+	$(BIN)/python tools/docs.py
+
+docs: $(READY)  ## the documentation as a site, in site/; every link is checked
+	$(BIN)/python tools/docs.py site
 
 test: check  ## checks and the default tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
