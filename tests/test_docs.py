@@ -25,8 +25,9 @@ import torch
 import typer.main
 
 from holdfast.cli import app
-from holdfast.config import METHOD_CONFIGS, Config, RoundConfig, SourceConfig, TuneConfig
+from holdfast.config import Config, RoundConfig, SourceConfig, TuneConfig
 from holdfast.config.renamed import _MOVED, _MOVED_OF_HOLDFAST, upgraded  # pyright: ignore[reportPrivateUsage]
+from holdfast.methods.registry import BUILT_IN, find
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -109,7 +110,7 @@ def configs_in(model: type[Config]) -> list[type[Config]]:
 
 
 def test_every_setting_is_documented() -> None:
-    files = [RoundConfig, TuneConfig, SourceConfig, *METHOD_CONFIGS.values()]
+    files = [RoundConfig, TuneConfig, SourceConfig, *(find(name).settings for name in BUILT_IN)]
     sections = {"method", *(name for config in (RoundConfig, TuneConfig) for name in config.model_fields)}
     settings = {name for file in files for config in configs_in(file) for name in config.model_fields}
     text = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")

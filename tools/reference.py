@@ -16,8 +16,9 @@ from typing import Any
 import typer.main
 
 from holdfast.cli import app
-from holdfast.config import METHOD_CONFIGS, Config, RoundConfig, TuneConfig
+from holdfast.config import Config, RoundConfig, TuneConfig
 from holdfast.config.renamed import _MOVED, _MOVED_OF_HOLDFAST, current  # pyright: ignore[reportPrivateUsage]
+from holdfast.methods.registry import BUILT_IN, find
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "reference"
@@ -135,7 +136,8 @@ def sections(model: type[Config]) -> dict[str, type[Config]]:
 
 def configuration() -> str:
     """The page about every setting."""
-    from holdfast.config import ResearchConfig, RolesConfig, SourceConfig
+    from holdfast.config import RolesConfig, SourceConfig
+    from holdfast.methods.holdfast import ResearchConfig
 
     own = sections(RoundConfig)
     lines = ["# Configuration", "", WRITTEN, ""]
@@ -152,7 +154,7 @@ def configuration() -> str:
             lines += section(RolesConfig, "`[data.roles]`", 3)
             lines += section(SourceConfig, "A source", 3)
     lines += ["## `[method]`", "", "`name` chooses the method. Each has settings of its own.", ""]
-    for name, kind in METHOD_CONFIGS.items():
+    for name, kind in ((name, find(name).settings) for name in BUILT_IN):
         lines += section(kind, f'`name = "{name}"`', 3, skip=("name", "research"))
         if name == "holdfast":
             lines += section(ResearchConfig, "`[method.research]`", 3)
