@@ -1,4 +1,4 @@
-"""The size and shape of the code: ``python tools/numbers.py [COMMIT ...]`` prints one column for each commit.
+"""The size and shape of the code: ``python tools/code_numbers.py [COMMIT ...]`` prints one column for each commit.
 
 Lines and modules of the package, settings of a round, how many modules a module imports (fan-out) and is imported by
 (fan-in), runs of six lines that stand in more than one place, and seconds to import. Without a commit: this tree.
