@@ -1,4 +1,4 @@
-"""The API reference, from signatures and docstrings alone: ``python tools/api.py`` writes docs/api.md.
+"""The API reference, from signatures and docstrings alone: ``python tools/api.py`` writes docs/reference/api.md.
 
 Nothing is imported: the source is parsed. ``--check`` fails where the file is not what it would be written as.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "holdfast"
-OUT = ROOT / "docs" / "api.md"
+OUT = ROOT / "docs" / "reference" / "api.md"
 # Beside the names that `import holdfast` offers: modules that people build on.
 MODULES = (
     ("methods/base.py", "The contract of a method"),
@@ -108,7 +108,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         same = OUT.exists() and OUT.read_text(encoding="utf-8") == text
         if not same:
-            print("docs/api.md is not up to date: run python tools/api.py")
+            print("docs/reference/api.md is not up to date: run python tools/api.py")
         return 0 if same else 1
     OUT.write_text(text, encoding="utf-8")
     return 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.objective.retention import Retention, RetentionPenalty
     from holdfast.rounds.develop import develop
     from holdfast.rounds.result import RoundResult
+    from holdfast.rounds.round import Round
     from holdfast.rounds.tune import TuneResult, tune
 
 _HOME = {
@@ -34,6 +35,7 @@ _HOME = {
     "PlanResult": "holdfast.certify.plans",
     "Retention": "holdfast.objective.retention",
     "RetentionPenalty": "holdfast.objective.retention",
+    "Round": "holdfast.rounds.round",
     "RoundConfig": "holdfast.config.round",
     "RoundResult": "holdfast.rounds.result",
     "StepOutput": "holdfast.methods.base",
@@ -57,6 +59,7 @@ __all__ = [
     "PlanResult",
     "Retention",
     "RetentionPenalty",
+    "Round",
     "RoundConfig",
     "RoundResult",
     "StepOutput",

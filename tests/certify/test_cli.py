@@ -153,6 +153,31 @@ def test_bad_input_is_a_sentence_and_exit_2(shell: Shell, tmp_path: Path, name: 
     assert shell.out == ""
 
 
+def test_two_tables_without_an_option(shell: Shell, tmp_path: Path) -> None:
+    columns = "example_id,task,label,prediction"
+    paths = [
+        write_csv(tmp_path / f"{model}.csv", [{**row, "prediction": row[model]} for row in rows(GOOD)], columns)
+        for model in ("old", "new")
+    ]
+    assert shell("certify", "--old", paths[0], "--new", paths[1], "--margin", "0.02", "--json") == 0
+    by_name = shell.json
+    assert shell("certify", *paths, "--margin", "0.02", "--json") == 0
+    assert shell.json == by_name
+    both = write_csv(tmp_path / "both.csv", rows(GOOD))
+    assert shell("certify", both, "--margin", "0.02", "--json") == 0
+    assert [row["lost"] for row in shell.json["tasks"]] == [row["lost"] for row in by_name["tasks"]]
+
+
+def test_tables_that_are_not_given_well(shell: Shell, tmp_path: Path, tried) -> None:
+    both = write_csv(tmp_path / "both.csv", rows(GOOD))
+    cases = ((both, both, both), (both, both, "--old", both, "--new", both), (tmp_path / "none.csv",), (both, tmp_path))
+    for arguments in cases:
+        tried("bad inputs")
+        assert shell("certify", *arguments, "--margin", "0.02", "--summary", tmp_path / "s.md") == 2
+        assert "Traceback" not in shell.err
+        assert not (tmp_path / "s.md").exists()
+
+
 def test_nothing_to_certify(shell: Shell, tmp_path: Path) -> None:
     assert shell("certify", "--margin", "0.02") == 2
     assert shell("certify", tmp_path / "none", "--margin", "0.02") == 2
@@ -266,9 +291,17 @@ def test_a_run_that_does_not_pass_shows_one_bit(shell: Shell, tmp_path: Path, pr
     lost = {**FULL, "clear": (500, 5, 60)}
     run, calls = run_folder(tmp_path / "run", lost, looks=2), predicts(lost)
     ledger = ("--ledger", tmp_path / "ledger")
-    assert shell("certify", run.root, *ledger) == 4  # not 3: that would tell more than pass or not
+    (tmp_path / "file").write_text("")
+    for nowhere in (tmp_path, tmp_path / "file" / "summary.md"):  # found out before the query, and not after it
+        assert shell("certify", run.root, *ledger, "--summary", nowhere) == 2
+        assert calls == []
+    summary = tmp_path / "summary.md"
+    # Not 3: that would tell more than pass or not.
+    assert shell("certify", run.root, *ledger, "--summary", summary) == 4
     assert "query 1 did not pass; 1 left" in shell.out
     assert "gained" not in shell.out
+    assert "query 1 did not pass; 1 left" in summary.read_text()
+    assert "clear" not in summary.read_text()
     assert not run.predictions("new", "sealed").exists()
     assert not run.certificate.exists()
     # The same claim has its answer on record: asked again it costs nothing, and tells nothing more.

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.certify.claims import Counts
 from holdfast.certify.eprocess import SHARES, EProcess, first_passage
-from holdfast.certify.selection import evidence_order, fixed_sequence, retained, walk_order
+from holdfast.certify.selection import fixed_sequence, retained
 
 
 def test_the_sequence_stops_at_the_first_failure_and_is_lazy() -> None:
@@ -38,16 +38,6 @@ def test_one_bit() -> None:
     assert not retained([good, bad], margins, 0.05)
     assert not retained([good], margins, 0.05, target=Counts("t", 100, 2, 2))
     assert retained([good], margins, 0.05, target=Counts("t", 100, 20, 2))
-
-
-def test_order_by_dev_evidence() -> None:
-    candidates = {
-        "late": [Counts("a", 500, 5, 15), Counts("t", 50, 20, 0)],
-        "early": [Counts("a", 500, 5, 4), Counts("t", 50, 12, 0)],
-        "first": [Counts("a", 500, 5, 4), Counts("t", 50, 3, 1)],
-    }
-    assert evidence_order(candidates, {"a": 0.02}, "t") == ["early", "first", "late"]
-    assert walk_order([1.0, 0.25, 0.5, 0.25]) == [0.25, 0.5, 1.0]
 
 
 def test_e_process_is_the_mean_of_products() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from holdfast.artifacts import RunFolder, fingerprint_file, read_json
-from holdfast.compare import run
 from holdfast.compare.grid import Job, Study, StudyConfig, plan
 from holdfast.compare.pool import LocalRunner, choose_runner, run_here
 from holdfast.compare.records import JobFolder
@@ -18,6 +17,7 @@ from holdfast.compare.run import attempt
 from holdfast.compare.study import run_jobs, run_study
 from holdfast.config import parse
 from holdfast.errors import Interrupted, UserError
+from holdfast.rounds.round import Round
 
 VALUES: dict[str, Any] = {
     "seeds": [0],
@@ -109,8 +109,7 @@ def test_an_interrupted_job_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch
     whole = plan(found, tmp_path / "whole")[0]
     assert attempt(whole, "run").record.status == "done"
 
-    looks = run._Looks  # pyright: ignore[reportPrivateUsage]
-    plain = looks.look
+    plain = Round.evaluate_checkpoint
 
     def interrupted(self: Any, done: int, method: Any) -> dict[str, Any]:
         record = plain(self, done, method)
@@ -120,14 +119,14 @@ def test_an_interrupted_job_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch
 
     cut = plan(found, tmp_path / "cut")[0]
     with monkeypatch.context() as patched:
-        patched.setattr(looks, "look", interrupted)
+        patched.setattr(Round, "evaluate_checkpoint", interrupted)
         with pytest.raises(Interrupted, match="interrupted"):
             run_jobs([cut], run_here, silent)
     assert JobFolder(cut.folder).read().status == "begun"
     assert run_jobs([cut], run_here, silent) == []
     assert JobFolder(cut.folder).read().step == JobFolder(whole.folder).read().step
     assert weights(cut) == weights(whole)
-    assert list(JobFolder(cut.folder).looks()) == list(JobFolder(whole.folder).looks())
+    assert list(JobFolder(cut.folder).evaluations()) == list(JobFolder(whole.folder).evaluations())
 
 
 def test_a_base_model_of_its_own_and_another_studys_choice(tmp_path: Path) -> None:

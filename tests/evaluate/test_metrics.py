@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.artifacts import PREDICTIONS
+from holdfast.candidates.select import choose_checkpoint, choose_setting
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import (
     changes,
-    choose_checkpoint,
-    choose_setting,
     compare,
     dev_safety_accuracy,
     dev_safety_loss,

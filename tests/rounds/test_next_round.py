@@ -11,13 +11,13 @@ import torch
 from holdfast.artifacts import PREDICTIONS, read_json, read_predictions
 from holdfast.config import RoundConfig, parse
 from holdfast.data.round import LabelledSet, TaskSpec
+from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.model.openclip import load_towers
-from holdfast.rounds.develop import predict_reference, shared_predictions
 from holdfast.rounds.next_round import develop_in, settle
 from holdfast.rounds.project import FIRST, Project
-from holdfast.rounds.reference import ReferenceModel, as_deployed_in
+from holdfast.rounds.reference import ReferenceModel, as_deployed_in, predict_reference
 from holdfast.rounds.verify import verify_project
 from holdfast.runtime import started
 from tests.helpers import ArrayPixels
@@ -74,7 +74,7 @@ def test_an_old_model_is_judged_over_the_classes_it_had() -> None:
     bound = start.with_classes(names, spec.prompts).frozen_copy()
     with started("cpu") as runtime, torch.no_grad():
         table = predict_reference(ReferenceModel(bound, used), examples, 16, runtime)
-        over_all = shared_predictions(bound, examples, names, 16, runtime)
+        over_all = predict_on_ranks(bound, examples, names, 16, runtime)
     assert table.schema == PREDICTIONS
     said = table["prediction"].to_pylist()
     assert "new" not in said

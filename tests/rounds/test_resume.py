@@ -108,7 +108,7 @@ def stop_before_the_look(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.Mo
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(develop_module, "decide", stop)
+        patch.setattr("holdfast.rounds.round.decide", stop)
         yield patch
 
 
@@ -247,7 +247,7 @@ def test_a_spent_set_is_known_before_anything_is_trained(finished: Path, tmp_pat
     shutil.copytree(finished, tmp_path / "copy")
     root = tmp_path / "copy"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(develop_module, "train", lambda *_: pytest.fail("trained for nothing"))
+        patch.setattr("holdfast.rounds.round.train", lambda *_: pytest.fail("trained for nothing"))
         patch.setattr("holdfast.rounds.prepare.load_start", lambda *_: pytest.fail("loaded for nothing"))
         with pytest.raises(UserError, match="is spent"):
             develop(settings(train={"steps": 3}), root / "other", root, quiet=True)

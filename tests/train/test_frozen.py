@@ -31,14 +31,14 @@ from holdfast.train.feature_cache import build_feature_cache, can_cache
 from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
 
-RESEARCHERS = Path(__file__).parents[2] / "docs" / "researchers.md"
+RESEARCHERS = Path(__file__).parents[2] / "docs" / "how-to" / "researchers.md"
 CLEAN = ViewSettings(False, "clean", (0.7, 1.0), False)
 FREEZES = ("image", "text", "towers")
 Make = Callable[[Classifier], Method]
 
 
 def lwf(model: Classifier) -> Method:
-    """The method of docs/researchers.md, as it stands there."""
+    """The method of docs/how-to/researchers.md, as it stands there."""
     code = re.search(r"```python\n(.*?)```", RESEARCHERS.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {"__name__": "lwf"}

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from holdfast.certify.claims import Counts
 from holdfast.certify.exact.score_test import p_value
-from holdfast.evaluate.metrics import Comparison
+from holdfast.evaluate.metrics import Comparison, retention_ratio
 
 _MOVED = 6.0  # by how much log p of a candidate with other weights must be better than with a new target alone
 _WORTH = 2 / 3  # share of the largest gain that a candidate must have
@@ -172,3 +174,36 @@ def confused_with(target: str, labels: Sequence[str], predictions: Sequence[str]
         return None
     name, count = wrong.most_common(1)[0]
     return name if 2 * count > wrong.total() else None
+
+
+def choose_checkpoint(dev_safeties: Sequence[float], target_gains: Sequence[float]) -> int:
+    """Which of one run's checkpoints to hand back: retention first, target gain second; of equals, the earliest.
+
+    Where no checkpoint is safe, the one whose worst task lost least.
+    """
+    if len(dev_safeties) != len(target_gains) or not dev_safeties:
+        raise ValueError("each checkpoint has one DevSafety and one target gain, and there is at least one")
+
+    def key(index: int) -> tuple[bool, float, float, int]:
+        safety, gain = dev_safeties[index], target_gains[index]
+        return (True, gain, safety, -index) if safety >= 0 else (False, safety, gain, -index)
+
+    return max(range(len(dev_safeties)), key=key)
+
+
+def choose_setting(dev_safeties: Sequence[Sequence[float]], target_gains: Sequence[Sequence[float]]) -> int:
+    """Which hyper-parameter setting to take, each with its seeds: larger retention ratio first, larger mean
+    dAcc(target) second, larger mean DevSafety third; of equals, the first.
+    """
+    if len(dev_safeties) != len(target_gains) or not dev_safeties:
+        raise ValueError("each setting has the DevSafety and the target gain of its seeds, and there is at least one")
+    keys = [
+        (*setting_rank(retention_ratio(safeties), float(np.mean(gains)), float(np.mean(safeties))), -index)
+        for index, (safeties, gains) in enumerate(zip(dev_safeties, target_gains, strict=True))
+    ]
+    return max(range(len(keys)), key=keys.__getitem__)
+
+
+def setting_rank(ratio: float, gain: float, safety: float) -> tuple[float, float, float]:
+    """By what settings, and rows of a table, are put in order, the largest first."""
+    return ratio, gain, safety

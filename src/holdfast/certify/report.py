@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -74,6 +75,19 @@ def needed_images(task: TaskResult, level: float, hypotheses: int) -> int | None
         if needed is not None and needed > counts.n:
             return needed
     return None
+
+
+def advice(row: Mapping[str, Any]) -> str:
+    """What would decide an undecided task."""
+    if row["needed"] is not None:
+        return (
+            f"{row['n']} images do not decide it; about {row['needed']} would, for an 80 % chance that all tasks pass"
+        )
+    if row["difference"] <= -row["margin"]:
+        return "the loss seen reaches the margin, without proof that the true one does; if it is real no number helps"
+    if row["margin"] == 0.0:
+        return "a margin of 0 asks for proof of a gain; without one no number of images is enough"
+    return "it has images enough for its margin and passes alone, or nearly; other tasks stand in the way"
 
 
 def _two_digits_up(value: float) -> float:

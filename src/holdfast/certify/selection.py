@@ -51,33 +51,3 @@ def retained(
     """The one bit: every task Δ_k > -ε_k at ``level`` (intersection-union) and, where given, Δ_target > 0."""
     hypotheses = [(count, margins[count.task]) for count in counts] + ([(target, 0.0)] if target else [])
     return all(p_value(item.gained, item.lost, item.n, margin) <= level for item, margin in hypotheses)
-
-
-def evidence_order(
-    candidates: Mapping[str, Sequence[Counts]], margins: Mapping[str, float], target: str | None = None
-) -> list[str]:
-    """Names of candidates by dev evidence, strongest first: the order for candidates that no λ puts in order.
-
-    The evidence of a counts is its largest p-value over tasks (with Δ > 0 for the target): what its weakest task
-    shows. Of equals the one with the larger gain on the target, then the earlier name, comes first.
-    """
-
-    def key(name: str) -> tuple[float, float, str]:
-        p = max(
-            p_value(
-                counts.gained,
-                counts.lost,
-                counts.n,
-                0.0 if counts.task == target else margins[counts.task],
-            )
-            for counts in candidates[name]
-        )
-        gain = sum(counts.difference for counts in candidates[name] if counts.task == target)
-        return p, -gain, name
-
-    return sorted(candidates, key=key)
-
-
-def walk_order(steps: Sequence[float]) -> list[float]:
-    """λ of w(λ) = (1-λ) w_old + λ w_new, ascending: from what is nearest to the old model outwards."""
-    return sorted(set(steps))

@@ -28,6 +28,7 @@ from holdfast.cli import export as _export
 from holdfast.cli import lineage as _lineage
 from holdfast.cli import report as _report
 from holdfast.cli import track as _track
+from holdfast.cli.extras import missing_extra
 from holdfast.cli.retrieve import retrieve_app
 from holdfast.errors import Exit, HoldfastError, RenamedSetting
 
@@ -97,6 +98,12 @@ def main() -> None:
     except HoldfastError as error:
         console.print(Text("error: ", style="bold red") + Text(error.text()), soft_wrap=True)
         sys.exit(int(error.exit_code))
+    except ModuleNotFoundError as error:  # a light installation, and a command that needs more
+        sentence = missing_extra(error, sys.argv[1:])
+        if sentence is None:
+            raise
+        console.print(Text("error: ", style="bold red") + Text(sentence), soft_wrap=True)
+        sys.exit(int(Exit.USER))
     except OSError as error:  # a name too long, a folder that may not be read: nobody's fault but the path's
         if error.filename is None:
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 
 from holdfast.errors import Exit, UserError
 
+TABLES = (".csv", ".parquet")
 EXITS = {"certified": Exit.DONE, "regressed": Exit.FAULT, "undecided": Exit.UNDECIDED}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Margins = Annotated[
@@ -21,13 +24,16 @@ Confidence = Annotated[float | None, typer.Option(help="1 - δ. Default: 0.95, o
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder with sealed images.")] = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[OLD NEW | RUN]", help="Predictions of two models, or a run with sealed images."),
+    ] = None,
     predictions: Annotated[
         list[Path] | None,
         typer.Option(help="CSV or Parquet with task,label,old,new; or given twice (old, new), joined by example_id."),
     ] = None,
-    old: Annotated[Path | None, typer.Option(help="Old model: example_id,task,label,prediction.")] = None,
-    new: Annotated[Path | None, typer.Option(help="New model: example_id,task,label,prediction.")] = None,
+    old: Annotated[Path | None, typer.Option(help="As OLD: example_id,task,label,prediction.")] = None,
+    new: Annotated[Path | None, typer.Option(help="As NEW: example_id,task,label,prediction.")] = None,
     margin: Margins = None,
     confidence: Confidence = None,
     target: Annotated[str | None, typer.Option(help="Claim also that this task improved; it is not protected.")] = None,
@@ -48,6 +54,7 @@ def certify(
         float, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside.")
     ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown too.")] = None,
     old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     new_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     data: Annotated[Path | None, typer.Option(help="Data to name in the certificate.")] = None,
@@ -58,13 +65,15 @@ def certify(
 ) -> int:
     """Prove that no protected task lost more than its margin, or say what is missing.
 
-    Works on predictions of any two models (`--predictions`), or on the sealed images of a run, under the ledger. Exit
-    code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
+    Works on the predictions of any two models (OLD NEW: example_id,task,label,prediction; CSV or Parquet), or on the
+    sealed images of a run, under the ledger. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
     """
+    run, tables = _given(paths or [])
+    _check_summary(summary)
     if run is not None:
         if predictions or old or new:
             raise UserError("a run and predictions at once", do="give either RUN or --predictions")
-        return _certify_run(run, _margins(margin), confidence, ledger, as_json)
+        return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json)
     from holdfast.certify.predictions import certify as test
     from holdfast.certify.predictions import certify_sequentially
     from holdfast.cli.verdicts import print_json, print_report
@@ -78,7 +87,7 @@ def certify(
         "tasks": _names(tasks),
         "labels": _names(labels),
     }
-    files = _files(predictions or [], old, new)
+    files = _files([*tables, *(predictions or [])], old, new)
     if sequential:
         if pool or out is not None:
             other = "--pool" if pool else "--out"
@@ -96,6 +105,7 @@ def certify(
         if out is not None:
             named = {"old model": old_model, "new model": new_model, "data": data}
             result.write(out, {name: path for name, path in named.items() if path is not None})
+    _write_summary(summary, reported)
     if as_json:
         print_json(reported)
     else:
@@ -191,6 +201,7 @@ def _certify_run(
     margins: tuple[float | None, dict[str, float]],
     confidence: float | None,
     ledger: Path | None,
+    summary: Path | None,
     as_json: bool,
 ) -> int:
     """A look at the sealed images of a run, or what its certificate says already."""
@@ -205,11 +216,43 @@ def _certify_run(
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
         reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
+    _write_summary(summary, reported)
     if as_json:
         print_json(reported)
     else:
         print_sealed(reported)
     return int(Exit.DONE if reported["verdict"] == "certified" else Exit.UNDECIDED)
+
+
+def _given(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """The run, or the tables of predictions, that stand on the command line without an option."""
+    if len(paths) == 1 and not paths[0].is_file() and paths[0].suffix not in TABLES:
+        return paths[0], []
+    return None, list(paths)
+
+
+def _check_summary(path: Path | None) -> None:
+    """Before a query of a sealed set is spent, and not after it."""
+    if path is None:
+        return
+    from holdfast.artifacts import not_writable
+
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise not_writable(path, error) from error
+
+
+def _write_summary(path: Path | None, reported: Mapping[str, Any]) -> None:
+    if path is not None:
+        from holdfast.artifacts import write_text
+        from holdfast.report.markdown import certify_markdown
+
+        write_text(path, certify_markdown(reported))
 
 
 def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
@@ -246,7 +289,7 @@ def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> t
         return tuple(predictions)
     raise UserError(
         "which predictions?",
-        expected="a run, one --predictions FILE, or two files: --old FILE --new FILE",
+        expected="a run, OLD and NEW, or one --predictions FILE with both models",
         do="see `holdfast certify --help`",
     )
 

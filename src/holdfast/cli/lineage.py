@@ -12,7 +12,7 @@ from holdfast.errors import Exit
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from holdfast.rounds.project import Round
+    from holdfast.rounds.project import ProjectRound
 
 ProjectFolder = Annotated[
     Path, typer.Option("--project", "-p", metavar="DIR", help="The project. Default: the folder you are in.")
@@ -56,7 +56,7 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
     console.print(table)
 
 
-def _line(entry: Round) -> Text:
+def _line(entry: ProjectRound) -> Text:
     from rich.text import Text
 
     from holdfast.cli.verdicts import MARKS, STYLES

@@ -74,6 +74,8 @@ def _sequential_cells(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def _print_reading(console: Console, reported: Mapping[str, Any], rows: list[Any]) -> None:
     """How to read the columns, and for undecided tasks what would decide them."""
+    from holdfast.certify.report import advice  # scipy: not for whoever prints JSON
+
     devsafety, lemma = reported["devsafety"], reported["lemma_1"]
     console.print(
         Text(
@@ -87,19 +89,6 @@ def _print_reading(console: Console, reported: Mapping[str, Any], rows: list[Any
     for row in rows:
         if row["verdict"] == "undecided":
             console.print(Text(f"{row['task']}: {advice(row)}", style="yellow"))
-
-
-def advice(row: Mapping[str, Any]) -> str:
-    """What would decide an undecided task."""
-    if row["needed"] is not None:
-        return (
-            f"{row['n']} images do not decide it; about {row['needed']} would, for an 80 % chance that all tasks pass"
-        )
-    if row["difference"] <= -row["margin"]:
-        return "the loss seen reaches the margin, without proof that the true one does; if it is real no number helps"
-    if row["margin"] == 0.0:
-        return "a margin of 0 asks for proof of a gain; without one no number of images is enough"
-    return "it has images enough for its margin and passes alone, or nearly; other tasks stand in the way"
 
 
 def print_sealed(reported: Mapping[str, Any]) -> None:

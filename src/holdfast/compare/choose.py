@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.candidates.select import choose_setting
 from holdfast.compare.grid import Job, setting_text
 from holdfast.compare.records import JobFolder, JobRecord, read_comparison
-from holdfast.evaluate.metrics import Comparison, choose_setting, retention_ratio
+from holdfast.evaluate.metrics import Comparison, retention_ratio
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -97,6 +97,9 @@ class StudyConfig(Config):
     after: str | None = None
     """Another study (a file, or a ready study's name) that runs first; jobs start from the model that it chose for the
     row and column of the same label."""
+    result: Literal["checkpoint", "shipped"] = "checkpoint"
+    """What a job stands for: its best checkpoint by the rule of choice, safe or not; or what `develop` hands back:
+    interpolated, refitted, biased and certified, or the old model."""
     epoch: Positive | None = None
     """Steps that the figures call an epoch. Default: they count steps."""
     methods: Annotated[Many[MethodEntry], Field(min_length=1)]
@@ -118,6 +121,8 @@ class StudyConfig(Config):
         for key in ("method", "seed"):
             if key in self.round:
                 raise ValueError(f"round.{key} belongs to [[methods]] and seeds")
+        if self.result == "shipped" and any(entry.name == WISE_FT for entry in self.methods):
+            raise ValueError("what ships is interpolated already: wise_ft belongs to studies of checkpoints")
         if self.after and self.base:
             raise ValueError("a study starts from a base of its own or from another study's choice, not both")
         return self
@@ -147,6 +152,7 @@ class Job:
     keep_last: bool = False  # another row interpolates the run's last weights
     parent: Path | None = None  # wise_ft: the job whose last weights are interpolated
     position: float = 1.0  # wise_ft: lambda
+    result: Literal["checkpoint", "shipped"] = "checkpoint"  # what the job stands for in the tables
 
     @property
     def setting_text(self) -> str:
@@ -309,7 +315,12 @@ def _seeds(
     for seed in study.config.seeds:
         own = config.model_copy(update={"seed": seed})
         folder = job_folder(out, entry.title, column, setting, seed, key)
-        yield Job(entry.title, column, setting, seed, own, folder, study.root, keep_last)
+        result = study.config.result
+        if (
+            result == "shipped"
+        ):  # every job queries the sealed images in a ledger of its own: it measures, ships nothing
+            own = own.model_copy(update={"certify": own.certify.model_copy(update={"ledger": folder / "ledger"})})
+        yield Job(entry.title, column, setting, seed, own, folder, study.root, keep_last, result=result)
 
 
 def _key(study: Study, config: RoundConfig) -> str:
@@ -322,6 +333,8 @@ def _key(study: Study, config: RoundConfig) -> str:
     values["train"] = {name: value for name, value in train.items() if name not in _NUMBERS_NOBODY_SEES}
     if study.config.base is not None:  # the base by what it is made of, not by the folder it lies in
         values["model"]["start"] = fingerprint_json(study.config.base.model_dump(mode="json", exclude_unset=True))
+    if study.config.result != "checkpoint":
+        values["result"] = study.config.result
     return fingerprint_json(values).removeprefix("sha256:")[:8]
 
 

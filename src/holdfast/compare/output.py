@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.artifacts import write_json, write_text
-from holdfast.compare.choose import Cell, Choice, cells, scores_by_place
+from holdfast.compare.choose import Cell, Choice, cells, read_records, scores_by_place
 from holdfast.compare.grid import Job, Study
 from holdfast.compare.records import Curve, JobFolder, JobRecord
 from holdfast.compare.tables import WRITERS, Table, main_table, settings_table, task_table
@@ -49,6 +49,7 @@ def _chosen_json(choice: Choice, cell: Cell | None) -> dict[str, object]:
         "tried": choice.tried,
         "missing": choice.missing,
         "jobs": [job.folder.name for job in choice.jobs],
+        **_ships_json(choice),
         "test": None
         if cell is None
         else {
@@ -59,6 +60,17 @@ def _chosen_json(choice: Choice, cell: Cell | None) -> dict[str, object]:
             "target_gain": [cell.target_gain.mean, cell.target_gain.std],
             "base_accuracy": cell.base_accuracy,
         },
+    }
+
+
+def _ships_json(choice: Choice) -> dict[str, object]:
+    """Of a study of what ships: how many seeds handed back a new model, and how many of those are certified."""
+    if choice.jobs[0].result != "shipped":
+        return {}
+    records = read_records(choice.jobs)
+    return {
+        "shipped": sum(record.shipped is not None for record in records),
+        "certified": sum(record.verdict == "certified" for record in records),
     }
 
 
@@ -140,8 +152,8 @@ def _figures(
 
 
 def curve(job: Job) -> Curve:
-    """A job's looks, the old model at step 0 included."""
+    """A job's evaluations, the old model at step 0 included."""
     names = ("dev_safety", "target_gain", "train_safety", "train_gain")
-    looks = [(0, dict.fromkeys(names, 0.0)), *JobFolder(job.folder).looks()]
-    values = {name: np.array([float(record[name]) for _, record in looks]) for name in names}
-    return Curve(np.array([step for step, _ in looks]), values)
+    evaluations = [(0, dict.fromkeys(names, 0.0)), *JobFolder(job.folder).evaluations()]
+    values = {name: np.array([float(record[name]) for _, record in evaluations]) for name in names}
+    return Curve(np.array([step for step, _ in evaluations]), values)

@@ -52,11 +52,13 @@ class JobRecord:
     seconds: float = 0.0  # of the last attempt, from beginning to end
     training_seconds: float = 0.0  # of those, in the training loop, evaluations and all
     error: str = ""
+    verdict: str | None = None  # of what ships, where images are sealed
+    shipped: str | None = None  # name of the candidate that ships; None: the old model, or a study of checkpoints
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The looks of one seed of one row: figures by step."""
+    """The evaluations of one seed of one row: figures by step."""
 
     steps: np.ndarray  # [t]
     values: Mapping[str, np.ndarray]  # dev_safety, target_gain, train_safety, train_gain -> [t]
@@ -102,8 +104,8 @@ class JobFolder:
         """Write the record in one step."""
         write_json(self.record_file, asdict(record))
 
-    def looks(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(step, evaluation) of every look, in order."""
+    def evaluations(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(step, evaluation) of every evaluation, in order."""
         if self.run.metrics.exists():
             for record in read_jsonl(self.run.metrics):
                 if "evaluation" in record:
@@ -131,6 +133,8 @@ _RECORD: dict[str, Shape] = {
     "seconds": Maybe(number),
     "training_seconds": Maybe(number),
     "error": Maybe(text),
+    "verdict": Maybe(text),
+    "shipped": Maybe(text),
 }
 _COLUMNS = ("examples", "old_correct", "new_correct", "gained", "lost", "old_loss", "new_loss")
 

@@ -17,7 +17,7 @@ from holdfast.compare.records import JobFolder
 from holdfast.compare.run import Action, Outcome
 from holdfast.errors import UserError
 from holdfast.locks import one_writer
-from holdfast.rounds.develop import candidate_name
+from holdfast.rounds.round import checkpoint_name
 from holdfast.rounds.tune import tune
 
 Say = Callable[[str], None]
@@ -153,7 +153,9 @@ def link_choices(choices: list[Choice], out: Path) -> None:
             continue  # an interpolated model is not stored; `holdfast` makes it from its two ends
         link = chosen_folder(choice, out)
         link.parent.mkdir(parents=True, exist_ok=True)
-        aim = os.path.relpath(JobFolder(job.folder).run.candidates / candidate_name(step), link.parent)
+        run = JobFolder(job.folder).run
+        made = run.model if job.result == "shipped" else run.candidates / checkpoint_name(step)
+        aim = os.path.relpath(made, link.parent)
         if link.is_symlink():
             link.unlink()
         link.symlink_to(aim, target_is_directory=True)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from holdfast.errors import UserError
+
+if TYPE_CHECKING:  # listing, checking and retrieving data need no torch
+    import torch
+    from torch import Tensor
 
 
 class Role(StrEnum):
@@ -258,6 +260,8 @@ class Batch:
 
 def _moved(values: Any, device: torch.device) -> Any:
     """The same with every tensor in it on a device."""
+    from torch import Tensor
+
     if isinstance(values, Tensor):
         return values.to(device, non_blocking=True)
     if is_dataclass(values) and not isinstance(values, type):

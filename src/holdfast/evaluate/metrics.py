@@ -236,34 +236,6 @@ def retention_ratio(dev_safeties: Sequence[float]) -> float:
     return sum(value >= 0 for value in dev_safeties) / len(dev_safeties)
 
 
-def choose_checkpoint(dev_safeties: Sequence[float], target_gains: Sequence[float]) -> int:
-    """Which of one run's checkpoints to hand back: retention first, target gain second; of equals, the earliest.
-
-    Where no checkpoint is safe, the one whose worst task lost least.
-    """
-    if len(dev_safeties) != len(target_gains) or not dev_safeties:
-        raise ValueError("each checkpoint has one DevSafety and one target gain, and there is at least one")
-
-    def key(index: int) -> tuple[bool, float, float, int]:
-        safety, gain = dev_safeties[index], target_gains[index]
-        return (True, gain, safety, -index) if safety >= 0 else (False, safety, gain, -index)
-
-    return max(range(len(dev_safeties)), key=key)
-
-
-def choose_setting(dev_safeties: Sequence[Sequence[float]], target_gains: Sequence[Sequence[float]]) -> int:
-    """Which hyper-parameter setting to take, each with its seeds: larger retention ratio first, larger mean
-    dAcc(target) second, larger mean DevSafety third; of equals, the first.
-    """
-    if len(dev_safeties) != len(target_gains) or not dev_safeties:
-        raise ValueError("each setting has the DevSafety and the target gain of its seeds, and there is at least one")
-    keys = [
-        (retention_ratio(safeties), float(np.mean(gains)), float(np.mean(safeties)), -index)
-        for index, (safeties, gains) in enumerate(zip(dev_safeties, target_gains, strict=True))
-    ]
-    return max(range(len(keys)), key=keys.__getitem__)
-
-
 def _column(table: pa.Table, name: str) -> np.ndarray:
     return table[name].to_numpy()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from holdfast.artifacts import PREDICTIONS
@@ -17,6 +19,7 @@ from holdfast.data.transforms import normalize_views
 from holdfast.errors import TrainingError, UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.towers import Preprocess
+from holdfast.runtime import Runtime
 
 Logits = Callable[[Tensor], Tensor]  # normalised pixels [n, 3, S, S] -> [n, K]
 
@@ -130,3 +133,41 @@ def _score(
         for item, scores in zip(scored, logits(images), strict=True):
             item.fill(here, scores, examples.labels[here])
     return scored
+
+
+# -- over ranks ------------------------------------------------------------------------------------------------------
+
+
+def predict_on_ranks(
+    model: Classifier, examples: LabelledSet, classes: tuple[str, ...], batch: int, runtime: Runtime
+) -> pa.Table:
+    """:func:`predict`, with the examples shared out over the ranks and the tables put together again."""
+    share = _share(examples, runtime)
+    return _together(predict(model, share, classes, batch_size=batch, device=runtime.device), examples, runtime)
+
+
+def predict_each_on_ranks(
+    model: Classifier, matrices: Sequence[Tensor], examples: LabelledSet, batch: int, runtime: Runtime
+) -> list[pa.Table]:
+    """The same of models that differ from ``model`` in their class matrix alone."""
+    tables = predict_each(model, matrices, _share(examples, runtime), batch_size=batch, device=runtime.device)
+    return [_together(table, examples, runtime) for table in tables]
+
+
+def _share(examples: LabelledSet, runtime: Runtime) -> LabelledSet:
+    """What this rank predicts."""
+    if runtime.world == 1:
+        return examples
+    mine = slice(runtime.rank, None, runtime.world)
+    return LabelledSet(examples.pixels, examples.rows[mine], examples.labels[mine], examples.ids[mine])
+
+
+def _together(table: pa.Table, examples: LabelledSet, runtime: Runtime) -> pa.Table:
+    """The ranks' tables as one, in the order of the examples."""
+    if runtime.world == 1:
+        return table
+    tables: list[Any] = [None] * runtime.world
+    dist.all_gather_object(tables, table)
+    together = pa.concat_tables(tables)
+    place = {identity: row for row, identity in enumerate(together["example_id"].to_pylist())}
+    return together.take([place[identity] for identity in examples.ids])

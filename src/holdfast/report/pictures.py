@@ -32,6 +32,7 @@ TINY = 48  # smaller pictures keep their pixels and are enlarged by the browser
 # What reading a source raises that was moved, changed or broken since the run.
 _NO_PICTURE = (
     *(HoldfastError, BadImage, OSError, ValueError, LookupError, TypeError),
+    ModuleNotFoundError,  # the embedded digits come with scikit-learn
     *(tarfile.TarError, pa.ArrowException),
 )
 

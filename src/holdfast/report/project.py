@@ -13,7 +13,7 @@ from holdfast.report.card import escaped
 from holdfast.report.markup import Markup, change_mark, count, percent, tag
 from holdfast.report.sections import Section, banner, data_table
 from holdfast.report.words import VerdictText
-from holdfast.rounds.project import FIRST, Project, Round
+from holdfast.rounds.project import FIRST, Project, ProjectRound
 
 MANY = 10
 
@@ -23,7 +23,7 @@ class ProjectContent:
     """What a project's record says."""
 
     project: Project
-    rounds: Sequence[Round]
+    rounds: Sequence[ProjectRound]
     unfinished: Sequence[str]
     accuracy: Mapping[str, Sequence[float | None]]  # class -> first model, then after each round
 

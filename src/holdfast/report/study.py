@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.candidates.select import setting_rank
 from holdfast.report.axes import Plot, bounds, dot
 from holdfast.report.card import escaped
 from holdfast.report.figures import legend
@@ -45,14 +46,13 @@ class StudyContent:
 
     @property
     def scored(self) -> list[Mapping[str, Any]]:
-        """Rows and columns with a score on test images, best first; where none retained, the least loss."""
+        """Rows and columns with a score on test images, best first by the rule of choice."""
         found = [item for item in self.chosen if item.get("test")]
-        return sorted(found, key=lambda item: _rank(item["test"]))
+        return sorted(found, key=lambda item: _rank(item["test"]), reverse=True)
 
 
 def _rank(reported: Mapping[str, Any]) -> tuple[float, float, float]:
-    retained, gain, worst = reported["retention_ratio"], reported["target_gain"][0], reported["dev_safety"][0]
-    return (-retained, -gain, -worst) if retained else (0.0, -worst, -gain)
+    return setting_rank(reported["retention_ratio"], reported["target_gain"][0], reported["dev_safety"][0])
 
 
 def read_study(root: Path) -> StudyContent:

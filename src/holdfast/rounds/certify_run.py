@@ -25,12 +25,14 @@ from holdfast.certify.sealed import (
 from holdfast.config import RoundConfig
 from holdfast.data.round import LabelledSet
 from holdfast.errors import UndecidedError, UserError
+from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.decide import FIRST, OLD, known_to, ledger_of
-from holdfast.rounds.develop import open_sealed, predict_reference, resume_config, shared_predictions
+from holdfast.rounds.develop import resume_config
 from holdfast.rounds.prepare import PreparedRound, prepare_round
-from holdfast.rounds.reference import ReferenceModel, load_reference
+from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
+from holdfast.rounds.round import open_sealed
 from holdfast.runtime import Runtime, started
 
 NEW = "new"
@@ -97,7 +99,7 @@ class _Models:
         batch, tasks = self.config.evaluate.batch, self.ready.assembled.data.tasks
         if name == NEW:
             shipped = load_model(self.run.model).to(self.runtime.device)
-            return shared_predictions(shipped, self.sealed, tasks.classes, batch, self.runtime)
+            return predict_on_ranks(shipped, self.sealed, tasks.classes, batch, self.runtime)
         if name == FIRST:
             assert self.config.certify.first is not None
             served = load_reference(self.root / self.config.certify.first, tasks)

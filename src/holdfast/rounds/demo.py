@@ -12,8 +12,9 @@ from holdfast.data.round import Role
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.evaluate.predict import predict
 from holdfast.model.folder import load_model
-from holdfast.rounds.develop import candidate_name, develop
+from holdfast.rounds.develop import develop
 from holdfast.rounds.result import RoundResult
+from holdfast.rounds.round import checkpoint_name
 from holdfast.rounds.tune import tune
 from holdfast.runtime import choose_device
 
@@ -97,7 +98,7 @@ def _round(method: dict[str, Any], seed: int, device: str) -> RoundConfig:
 
 def _end(out: Path, name: str) -> Comparison:
     """Where training ended, against the base model, on test images."""
-    new = load_model(out / name / "candidates" / candidate_name(STEPS))
+    new = load_model(out / name / "candidates" / checkpoint_name(STEPS))
     old = load_model(out / "base" / "model").with_classes(new.classes, new.prompts)
     config = _round(METHODS[name], 0, "cpu")
     view = new.preprocess

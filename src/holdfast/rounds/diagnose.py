@@ -22,8 +22,9 @@ from holdfast.methods.base import clean_logits, cross_entropy
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.objective.contrastive import GlobalContrastive
-from holdfast.rounds.develop import candidate_name, resume_config
+from holdfast.rounds.develop import resume_config
 from holdfast.rounds.prepare import PreparedRound, prepare_round
+from holdfast.rounds.round import checkpoint_name
 from holdfast.runtime import generator, started
 
 At = Literal["start", "end"]
@@ -93,8 +94,8 @@ def _model_folder(folder: RunFolder) -> Path:
     job = folder.root / "job.json"
     if job.exists():
         step = read_json(job)["step"]
-        if step is not None and (folder.candidates / candidate_name(step)).exists():
-            return folder.candidates / candidate_name(step)
+        if step is not None and (folder.candidates / checkpoint_name(step)).exists():
+            return folder.candidates / checkpoint_name(step)
     if not folder.model.exists():
         raise UserError(f"{folder.root} has no model yet", do="let the run finish, or diagnose its start: --at start")
     return folder.model

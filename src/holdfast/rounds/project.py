@@ -49,7 +49,7 @@ _REPORTS = re.compile(r"^report\.(html|md|json)$")
 
 
 @dataclass(frozen=True)
-class Round:
+class ProjectRound:
     """One finished round, as its line says."""
 
     name: str
@@ -142,10 +142,10 @@ class Project:
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def history(self) -> list[Round]:
+    def history(self) -> list[ProjectRound]:
         """Finished rounds, in the order in which they were finished."""
         entries = [entry for entry in self.entries() if entry["event"] == "round"]
-        return [Round(entry["round"], entry["parent"], entry) for entry in entries]
+        return [ProjectRound(entry["round"], entry["parent"], entry) for entry in entries]
 
     def entries(self) -> list[dict[str, Any]]:
         """Lines of the record as they stand; one that was cut short by a crash is passed over."""
@@ -162,7 +162,7 @@ class Project:
         begun = [path.name for path in sorted(self.rounds.iterdir()) if path.is_dir()] if self.rounds.exists() else []
         return [name for name in begun if name not in done]
 
-    def find(self, name: str) -> Round:
+    def find(self, name: str) -> ProjectRound:
         """A finished round by its name, its number, or the part behind its number."""
         history = self.history()
         matching = [
@@ -254,7 +254,7 @@ class Project:
             if not any(entry["event"] == FIRST for entry in self.entries()):
                 self.record_log.append({"event": FIRST, "files": files})
 
-    def record(self, name: str) -> Round:
+    def record(self, name: str) -> ProjectRound:
         """Write down a finished round: what it was, what came of it, and every byte it left."""
         folder = self.folder(name)
         files = list_files(folder.root)

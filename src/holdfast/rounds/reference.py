@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from holdfast.data.round import LabelledSet, TaskSpec
 from holdfast.errors import UserError
+from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, model_folder
+from holdfast.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,15 @@ def relabelled(examples: LabelledSet, classes: Sequence[str], known: Sequence[st
     index = {name: number for number, name in enumerate(known)}
     labels = np.array([index.get(classes[int(label)], 0) for label in examples.labels], dtype=np.int64)
     return replace(examples, labels=labels)
+
+
+def predict_reference(served: ReferenceModel, examples: LabelledSet, batch: int, runtime: Runtime) -> pa.Table:
+    """What a frozen model says, over the classes that it was used with; the loss is over the round's."""
+    classes = served.on_round_classes.classes
+    table = predict_on_ranks(served.on_round_classes, examples, classes, batch, runtime)
+    if served.as_deployed is None:
+        return table
+    fewer = relabelled(examples, classes, served.as_deployed.classes)
+    return served.with_deployed(
+        table, predict_on_ranks(served.as_deployed, fewer, served.as_deployed.classes, batch, runtime)
+    )

@@ -22,13 +22,14 @@ from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec
 from holdfast.data.sources import catalogue
 from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
+from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.methods.cross_entropy import CrossEntropyConfig
 from holdfast.methods.wccl import WcclConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
-from holdfast.rounds.develop import shared_predictions, writing
+from holdfast.rounds.develop import writing
 from holdfast.rounds.prepare import DEFAULT_CLASS_TEMPERATURE, load_start
 from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import TrainSpec, train
@@ -206,4 +207,4 @@ def _prompted(examples: LabelledSet, positions: np.ndarray, prompts: tuple[tuple
 
 
 def _predict(model: Classifier, examples: LabelledSet, config: TuneConfig, runtime: Runtime) -> pa.Table:
-    return shared_predictions(model, examples, model.classes, config.evaluate.batch, runtime)
+    return predict_on_ranks(model, examples, model.classes, config.evaluate.batch, runtime)

@@ -14,13 +14,11 @@ import weakref
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from PIL import Image
-from torch import Tensor
 
 from holdfast.artifacts import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.config import SourceConfig
@@ -28,6 +26,9 @@ from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
 from holdfast.data.dedup.signatures import SIDE
 from holdfast.data.round import Pixels
 from holdfast.errors import FaultError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "holdfast packed store"
 VERSION = 1
@@ -71,6 +72,8 @@ class PackedPixels:
 
     def read(self, rows: np.ndarray) -> Tensor:
         """uint8 [n, 3, size, size]. Rows that follow each other on disk are read in one go."""
+        import torch
+
         rows = np.ascontiguousarray(rows, dtype=np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= self._count):
             raise IndexError(f"the store has rows 0 to {self._count - 1}")

@@ -1,0 +1,416 @@
+"""One round: data, old model, method. Train, make candidates, decide.
+
+``develop``, ``compare`` and the benchmarks all run this class; nothing else trains, evaluates or chooses::
+
+    round = Round(config, root, "runs/foggy")
+    round.train()
+    candidates = round.candidates()
+    decision = round.decide(candidates)
+
+Whatever is decided from is on disk before the sealed images are opened, and ``result.json`` is the last file: a round
+that is killed anywhere comes to the same end when it goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+
+from holdfast._version import __version__
+from holdfast.artifacts import (
+    RunFolder,
+    read_json,
+    read_jsonl,
+    read_predictions,
+    write_atomic,
+    write_json,
+    write_predictions,
+)
+from holdfast.candidates.generate import CandidateModels
+from holdfast.candidates.select import (
+    Candidate,
+    blocking_task,
+    choose_checkpoint,
+    confused_with,
+    frontier,
+    gain_by_margin,
+)
+from holdfast.certify.sealed import SealedClaim, check_readable, read_sealed_claim
+from holdfast.config import RoundConfig
+from holdfast.data.assemble import Survey
+from holdfast.data.round import LabelledSet, RoundData
+from holdfast.errors import UserError
+from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
+from holdfast.evaluate.predict import predict_each_on_ranks, predict_on_ranks
+from holdfast.methods.base import Method
+from holdfast.model.classifier import Classifier
+from holdfast.model.folder import is_model_folder, load_model, save_model
+from holdfast.rounds.decide import (
+    FIRST,
+    Decision,
+    decide,
+    known_to,
+    ledger_of,
+    tests_sealed,
+    to_test,
+    write_certificate_of,
+)
+from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
+from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
+from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json
+from holdfast.runtime import Runtime, choose_device
+from holdfast.train.loop import Progress, TrainSpec, train
+
+
+class Round:
+    """A round in its run folder; ``root`` is where relative paths of the config begin.
+
+    Without a ``folder`` it works in a temporary one. A folder that was begun (``begun=True``) is gone on with.
+    ``check`` may refuse the round once its files are listed, before anything is decoded or loaded. With
+    ``training_figures`` every evaluation also measures training images, which figures of a comparison show.
+    """
+
+    def __init__(
+        self,
+        config: RoundConfig,
+        root: Path | str = ".",
+        folder: RunFolder | Path | str | None = None,
+        runtime: Runtime | None = None,
+        *,
+        begun: bool = False,
+        check: Callable[[Survey], None] | None = None,
+        training_figures: bool = False,
+        resume: str = "",
+    ) -> None:
+        self.root = Path(root)
+        self.config = inherit(config, self.root)
+        self.runtime = runtime or Runtime(choose_device(config.train.device))
+        self.prepared: PreparedRound = prepare_round(self.config, self.root, self.runtime, check)
+        self.prepared.assembled.check_leaks()
+        self.data: RoundData = self.prepared.assembled.data
+        self.folder = _folder(folder)
+        self.resume = resume  # the command that goes on with it
+        self.training = training_images(self.data) if training_figures else None
+        if not begun:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
+            self._write_config()
+        self._begin()
+        self._models: CandidateModels | None = None
+
+    # -- before -----------------------------------------------------------------------------------------------------
+
+    def _write_config(self) -> None:
+        if self.runtime.is_main:
+            write_json(self.folder.config, self.config.model_dump(mode="json"))
+            state = {"status": "started", "version": __version__, "root": self.folder.towards(self.root)}
+            write_json(self.folder.state, state)
+        if dist.is_initialized():
+            dist.barrier()
+
+    def _begin(self) -> None:
+        """Write down roles and fingerprints, and what the old model predicts on dev images."""
+        self._write_state("training")
+        self.old_dev = self.predict_old(self.data.dev)
+        self.old_training = None if self.training is None else self.predict_old(self.training)
+        if self.runtime.is_main:
+            roles = self.prepared.assembled.roles
+            write_atomic(self.folder.roles, lambda temporary: pq.write_table(roles, temporary))
+            write_predictions(self.folder.predictions("old", "dev"), self.old_dev)
+
+    def _write_state(self, status: str) -> None:
+        if not self.runtime.is_main:
+            return
+        assembled = self.prepared.assembled
+        write_json(
+            self.folder.state,
+            {
+                **read_json(self.folder.state),
+                "status": status,
+                "parent": self.prepared.parent,
+                "data": assembled.fingerprint,
+                "fingerprint": self.prepared.fingerprint,
+                "problems": [problem.__dict__ for problem in assembled.problems],
+                "counts": {
+                    "target_pairs": len(self.data.target),
+                    "negatives": len(self.data.negatives),
+                    "constraint": len(self.data.constraint),
+                    "dev": len(self.data.dev),
+                    "sealed": len(self.data.sealed_ids),
+                },
+            },
+        )
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def train(self, progress: Progress | None = None) -> None:
+        """Train to the end, or go on from the newest checkpoint; every evaluation makes a checkpoint to choose from."""
+        config = self.config
+        spec = TrainSpec(
+            config.trained,
+            view_settings(config.train, config.method),
+            config.seed,
+            self.prepared.fingerprint,
+            config.evaluate.every,
+            resume=self.resume,
+        )
+        train(self.prepared.method, self.data, spec, self.runtime, self.folder, self.evaluate_checkpoint, progress)
+
+    def evaluate_checkpoint(self, done: int, method: Method) -> dict[str, Any]:
+        """Per-task accuracy on dev and constraint images after step ``done``; the model becomes a checkpoint."""
+        name = checkpoint_name(done)
+        dev = self.predict(method.model, self.data.dev)
+        compared = self.compare(self.old_dev, dev)
+        figures = {
+            "dev_safety": compared.dev_safety,
+            "dev_safety_loss": compared.dev_safety_loss,
+            "target_gain": compared.target_gain,
+            "dev_accuracy": per_task_accuracy(dev),
+        }
+        if self.training is not None and self.old_training is not None:
+            on_training = self.compare(self.old_training, self.predict(method.model, self.training))
+            figures |= {"train_safety": on_training.dev_safety, "train_gain": on_training.target_gain}
+        else:
+            figures["constraint_accuracy"] = per_task_accuracy(self.predict(method.model, self.data.constraint))
+        if self.runtime.is_main:
+            write_predictions(self.folder.predictions(name, "dev"), dev)
+            self.save(method.model, self.folder.candidates / name)
+            self._prune(done)
+        return figures
+
+    def save(self, model: Classifier, folder: Path) -> str:
+        """Write a model folder that says which round it is from; its fingerprint."""
+        if folder.exists():  # left by a run that was killed after this evaluation; it is written again
+            shutil.rmtree(folder)
+        task = self.config.task
+        notes = {"template": task.template, "names": task.names, "target": task.target}
+        return save_model(model, folder, parent=self.prepared.parent, extra=notes)
+
+    def _prune(self, done: int) -> None:
+        """Keep the weights of the best few checkpoints, and of the last."""
+        keep = {*self._ranked()[: self.config.evaluate.keep_candidates], checkpoint_name(done)}
+        for path in self.folder.candidates.iterdir():
+            if path.name not in keep:
+                shutil.rmtree(path)
+
+    def _ranked(self) -> list[str]:
+        """Checkpoints whose weights are kept, by the rule of choice, best first."""
+        names = sorted(path.name for path in self.folder.candidates.iterdir() if path.name.startswith("step-"))
+        left = [(name, self._dev_of(name)) for name in names]
+        ranked: list[str] = []
+        while left:
+            best = choose_checkpoint([dev.dev_safety for _, dev in left], [dev.target_gain for _, dev in left])
+            ranked.append(left.pop(best)[0])
+        return ranked
+
+    def best_checkpoint(self) -> str:
+        """The checkpoint that the rule of choice takes: retention, then target gain, on dev images."""
+        return self._ranked()[0]
+
+    def evaluations(self) -> list[tuple[str, Comparison]]:
+        """Every evaluation of the training, whether its weights were kept or not, against the old model on dev."""
+        steps = [entry["step"] for entry in read_jsonl(self.folder.metrics) if "evaluation" in entry]
+        return [(checkpoint_name(step), self._dev_of(checkpoint_name(step))) for step in steps]
+
+    def _dev_of(self, name: str) -> Comparison:
+        return self.compare(self.old_dev, read_predictions(self.folder.predictions(name, "dev")))
+
+    # -- candidates -------------------------------------------------------------------------------------------------
+
+    def candidates(self) -> list[Candidate]:
+        """Interpolations of the best checkpoint with the old weights, refitted and biased as [candidates] says.
+
+        Those of one lambda share the image tower, and one pass of it over the dev images.
+        """
+        step = self.best_checkpoint()
+        models = self._candidate_models(step)
+        made: list[Candidate] = []
+        for lam in self.config.candidates.lambdas:
+            shared = models.at(lam)
+            matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
+            tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
+            for bias, table in zip(models.biases, tables, strict=True):
+                candidate = Candidate(step, lam, self.compare(self.old_dev, table), bias)
+                if self.runtime.is_main:
+                    write_predictions(self.folder.predictions(candidate.name, "dev"), table)
+                made.append(candidate)
+        return made
+
+    def model(self, candidate: Candidate) -> Classifier:
+        """The weights of a candidate."""
+        kept = self.folder.tested / candidate.name
+        if is_model_folder(kept):  # what is tested is what is handed back, bit for bit
+            return load_model(kept).to(self.runtime.device)
+        return self._candidate_models(candidate.step).model(candidate.lam, candidate.bias)
+
+    def _candidate_models(self, step: str) -> CandidateModels:
+        if self._models is None:
+            checkpoint = load_model(self.folder.candidates / step).to(self.runtime.device)
+            self._models = CandidateModels(
+                self.config.candidates,
+                self.prepared.old,
+                checkpoint,
+                self.data,
+                view_settings(self.config.train, self.config.method),
+                self.runtime,
+                in_tower=self.config.model.freeze not in ("image", "towers"),
+            )
+        return self._models
+
+    # -- the decision -----------------------------------------------------------------------------------------------
+
+    def decide(self, candidates: Sequence[Candidate] | None = None) -> Decision:
+        """Choose on dev images and, where images are sealed, test on them: the candidate that ships, or none.
+
+        The candidates and the models that are tested are kept on disk: a second call finds them there.
+        """
+        tested, models = self._settle(candidates)
+        certify = self.config.certify
+        sealed = open_sealed(self.data, read_sealed_claim(self.folder)) if tests_sealed(certify, self.folder) else None
+
+        def sealed_predictions(which: Candidate | str) -> pa.Table:
+            assert sealed is not None
+            if isinstance(which, Candidate):
+                return self.predict(self.model(which), sealed)
+            if which == FIRST:
+                return predict_reference(self._first(), sealed, self.config.evaluate.batch, self.runtime)
+            return self.predict_old(sealed)
+
+        ledger = ledger_of(certify, self.root)
+        known = known_to(None if certify.first is None else self.root / certify.first)
+        return decide(certify, self.folder, tested, models, sealed_predictions, self.runtime, ledger, known)
+
+    def settled(self) -> list[Candidate]:
+        """The candidates that the decision is made from, as they are on disk."""
+        entries = read_json(self.folder.settled)["candidates"]
+        return [candidate_from_json(entry, self.data.tasks.target) for entry in entries]
+
+    def _settle(self, candidates: Sequence[Candidate] | None) -> tuple[list[Candidate], dict[str, str]]:
+        """The candidates that are tested, and the fingerprints of their models; made once and kept on disk."""
+        if not self.folder.settled.exists() or not self._all_kept():
+            candidates = self.candidates() if candidates is None else list(candidates)
+            tested = to_test(self.config, self.folder, candidates)
+            made = {candidate.name: self.model(candidate) for candidate in tested}
+            if self.runtime.is_main:
+                models = {name: self.save(model, self.folder.tested / name) for name, model in made.items()}
+                entries = [candidate_json(candidate) for candidate in candidates]
+                write_json(self.folder.settled, {"candidates": entries, "tested": models})
+            if dist.is_initialized():
+                dist.barrier()
+        models = read_json(self.folder.settled)["tested"]
+        by_name = {candidate.name: candidate for candidate in self.settled()}
+        return [by_name[name] for name in models], models
+
+    def _all_kept(self) -> bool:
+        """Whether the models that are tested are still on disk."""
+        tested = read_json(self.folder.settled)["tested"]
+        return all(is_model_folder(self.folder.tested / name) for name in tested)
+
+    def _first(self) -> ReferenceModel:
+        assert self.config.certify.first is not None
+        found = load_reference(self.root / self.config.certify.first, self.data.tasks)
+        found.on_round_classes.to(self.runtime.device)
+        if found.as_deployed is not None:
+            found.as_deployed.to(self.runtime.device)
+        return found
+
+    # -- what it hands back -----------------------------------------------------------------------------------------
+
+    def write_result(self, decision: Decision) -> None:
+        """Score test images once and write model, certificate and, last, ``result.json``."""
+        candidates = self.settled()
+        shipped = self.model(decision.shipped) if decision.shipped else None
+        test = self.score_test(shipped)
+        evaluated = self.evaluations()
+        points = [*evaluated, *((candidate.name, candidate.dev) for candidate in candidates)]
+        best = decision.shipped or max(candidates, key=lambda candidate: candidate.dev.target_gain)
+        if not self.runtime.is_main:
+            return
+        self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
+        if decision.certified:
+            write_certificate_of(self.folder, decision)
+        write_json(
+            self.folder.result,
+            {
+                **decision.to_json(),
+                "target": self.data.tasks.target,
+                "protected": list(self.data.tasks.protected),
+                "candidates": [candidate_json(candidate) for candidate in candidates],
+                "dev": comparison_json(best.dev),
+                "test": comparison_json(test) if test else None,
+                "frontier": frontier(points),
+                "gain_by_margin": gain_by_margin(points),
+                "blocked_by": blocking_task(points) or self._confused(evaluated),
+            },
+        )
+
+    def _confused(self, evaluated: list[tuple[str, Comparison]]) -> str | None:
+        """The class that the target's images are taken for, where no evaluation gained anything on it."""
+        if any(compared.target_gain > 0 for _, compared in evaluated):
+            return None
+        table = read_predictions(self.folder.predictions(evaluated[-1][0], "dev"))
+        found = confused_with(self.data.tasks.target, table["label"].to_pylist(), table["prediction"].to_pylist())
+        return found if found in self.data.tasks.protected else None
+
+    def score_test(self, model: Classifier | None) -> Comparison | None:
+        """A model (None: the old one) against the old model on test images; None for a round without them."""
+        try:
+            examples = self.data.open_test()
+        except UserError:
+            return None  # dev figures are all there is
+        old = self.predict_old(examples)
+        new = old if model is None else self.predict(model, examples)
+        if self.runtime.is_main:
+            write_predictions(self.folder.predictions("old", "test"), old)
+            write_predictions(self.folder.predictions("new", "test"), new)
+        return self.compare(old, new)
+
+    # -- predictions ------------------------------------------------------------------------------------------------
+
+    def predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
+        """Predictions of all examples; each rank makes its share."""
+        return predict_on_ranks(model, examples, self.data.tasks.classes, self.config.evaluate.batch, self.runtime)
+
+    def predict_old(self, examples: LabelledSet) -> pa.Table:
+        """The old model as it was deployed."""
+        reference = ReferenceModel(self.prepared.old, self.prepared.as_deployed)
+        return predict_reference(reference, examples, self.config.evaluate.batch, self.runtime)
+
+    def compare(self, old: pa.Table, new: pa.Table) -> Comparison:
+        """Two tables of predictions, task by task."""
+        return compare(old, new, self.data.tasks.target, self.data.tasks.protected)
+
+
+def _folder(folder: RunFolder | Path | str | None) -> RunFolder:
+    if isinstance(folder, RunFolder):
+        return folder
+    return RunFolder.create(Path(tempfile.mkdtemp(prefix="holdfast-")) if folder is None else Path(folder))
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of the checkpoint that an evaluation makes."""
+    return f"step-{step:08d}"
+
+
+def open_sealed(data: RoundData, claim: SealedClaim) -> LabelledSet:
+    """The sealed images, read and decoded; one that cannot be is an error that costs no query."""
+    examples = data.open_sealed()
+    check_readable(claim, examples.ids)
+    for start in range(0, len(examples), 1024):
+        examples.images(slice(start, start + 1024))
+    return examples
+
+
+def training_images(data: RoundData) -> LabelledSet:
+    """Constraint images and the target's own, each picture once: what "on the training set" means in the figures."""
+    target = np.array(list({identity: p for p, identity in enumerate(data.target.ids)}.values()), dtype=np.int64)
+    ids = (*data.constraint.ids, *(f"target/{data.target.ids[p]}" for p in target))
+    rows = np.concatenate([data.constraint.rows, data.target.rows[target]])
+    labels = np.concatenate([data.constraint.labels, np.full(len(target), data.tasks.target_index)])
+    return LabelledSet(data.constraint.pixels, rows, labels, ids)
