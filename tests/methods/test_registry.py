@@ -131,6 +131,21 @@ def test_a_file_is_found_from_the_folder_of_the_round(tmp_path: Path) -> None:
     assert parse(RoundConfig, moved.model_dump(mode="json"), "x", tmp_path / "projects" / "a").method == moved.method
 
 
+def test_a_method_derived_from_a_built_in_one_has_its_settings_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from holdfast import register\nfrom holdfast.methods.holdfast import Holdfast, HoldfastConfig\n"
+        "class OwnConfig(HoldfastConfig):\n    weight: float = 1.0\n"
+        '@register("own", settings=OwnConfig)\nclass Own(Holdfast): ...\n'
+    )
+    given = settings(tmp_path, "mine.py", beta=7.0, research={"views": "paired"})
+    assert given.method.protected_views() == "paired"
+    assert given.trained.head_learning_rate == pytest.approx(30 * given.train.learning_rate)
+    published = given.method.as_published()
+    assert published is not None
+    assert (published.name, published.kkt_penalty(), published.protected_views()) == ("mine.py", 200.0, "clean")
+    assert "did you mean 'views'" in fault(tmp_path, "mine.py", research={"vews": "paired"})
+
+
 def test_settings_of_a_file_travel_to_another_process(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     given = settings(tmp_path, "mine.py", weight=3.0)

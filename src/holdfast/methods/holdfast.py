@@ -112,7 +112,8 @@ class HoldfastConfig(ContrastConfig):
 
     def as_published(self) -> HoldfastConfig:
         """The paper's form, with this section's temperature and gamma_1."""
-        return HoldfastConfig(form="published", temperature=self.temperature, gamma_pairs=self.gamma_pairs)
+        kept = {"name": self.name, "temperature": self.temperature, "gamma_pairs": self.gamma_pairs}
+        return type(self).model_validate({"form": "published", **kept})
 
     def protected_views(self) -> Views:
         """As [method.research] says."""
