@@ -29,7 +29,7 @@ from PIL import Image
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Catalogue, count_problems
 from holdfast.data.images import FORMATS, MAX_BYTES, BadImage, evaluation_view, open_image, to_rgb
-from holdfast.data.inspection import contact_sheet, look
+from holdfast.data.inspection import contact_sheet, inspect_pictures
 from holdfast.data.pack import pack
 from holdfast.data.prompts import read_prompts
 from holdfast.data.sources import catalogue, guess_source, list_source
@@ -230,7 +230,7 @@ def test_a_line_of_pixels_is_no_bomb(tmp_path: Path, tried: Tried) -> None:
     write_folder(tmp_path / "in", {"cat": 4})
     Image.new("1", (1, 2_000_000)).save(tmp_path / "in/cat/line.png")
     found = read(tmp_path / "in")
-    assert not look(found).problems
+    assert not inspect_pictures(found).problems
     assert contact_sheet(found, tmp_path / "sheet.png") == 1
     with pytest.raises(BadImage, match="bomb"):
         evaluation_view(found.readers[0].image(4), 224)
@@ -462,7 +462,7 @@ def test_broken_tables(tmp_path: Path, tried: Tried) -> None:
         for value in (0x00, 0xFF):
             path.write_bytes(content[:position] + bytes([value]) + content[position + 1 :])
             with contextlib.suppress(UserError):
-                look(read(path, "parquet"))
+                inspect_pictures(read(path, "parquet"))
     tried("bad inputs", 2 * len(positions))
 
 

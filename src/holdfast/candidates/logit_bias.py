@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.data.round import LabelledSet, PairSet, RoundData
-from holdfast.data.transforms import normalize_views
 from holdfast.model.classifier import Classifier, full_precision
 from holdfast.model.heads import HeadRound
 
@@ -35,13 +34,11 @@ def steady_direction(features: Tensor) -> Tensor:
 @torch.no_grad()
 def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: int = 500, batch: int = 250) -> Tensor:
     """E1 of the evaluation views of at most ``most`` pictures of each set, evenly spread over it: [n, D]."""
-    weight, view = model.towers.projection, model.preprocess
     found: list[Tensor] = []
-    for item in sets:
-        rows = torch.linspace(0, len(item) - 1, min(most, len(item))).round().long().numpy()
-        for start in range(0, len(rows), batch):
-            pixels = item.images(rows[start : start + batch]).to(weight.device)
-            found.append(model.image_features(normalize_views(pixels, view.mean, view.std, None, weight.dtype)))
+    for examples in sets:
+        rows = torch.linspace(0, len(examples) - 1, min(most, len(examples))).round().long().numpy()
+        batches = model.preprocess.batches(examples, model.towers.projection, positions=rows, batch=batch)
+        found += [model.image_features(pictures) for _, pictures in batches]
     return torch.cat(found)
 
 

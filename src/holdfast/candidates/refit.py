@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
 from holdfast.data.round import LabelledSet, PairSet, RoundData, View
-from holdfast.data.transforms import normalize_views, random_views
+from holdfast.data.transforms import random_views
 from holdfast.model.classifier import Classifier, full_precision
 from holdfast.runtime import derive_seed
 
@@ -237,15 +237,9 @@ def _seen(
 def _features(
     model: Classifier, examples: LabelledSet | PairSet, rows: np.ndarray, view: View | None, in_tower: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    batch = 250
-    towers, preprocess = model.towers, model.preprocess
-    weight = towers.projection
+    towers = model.towers
     found: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, len(rows), batch):
-        part = slice(start, start + batch)
-        pixels = examples.images(rows[part]).to(weight.device)
-        through = None if view is None else View(view.box[part], view.flip[part])
-        pictures = normalize_views(pixels, preprocess.mean, preprocess.std, through, weight.dtype)
+    for _, pictures in model.preprocess.batches(examples, towers.projection, positions=rows, batch=250, view=view):
         if in_tower:
             hidden = full_precision(towers.image_hidden(pictures))
             found.append((hidden, towers.project(hidden)))

@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``step-00000400@0.5``, or ``step-00000400@0.5-held1``."""
+        """``step-00000400@0.5``, or ``step-00000400@0.5-bias1``."""
         return f"{self.step}@{self.lam:g}" + (f"-bias{self.bias:g}" if self.bias else "")
 
 
@@ -79,7 +79,7 @@ def rank_for_testing(
     classes cannot be taken for one another more than before, so that such a candidate gives way only to much stronger
     evidence. With ``test_more_candidates`` there follow
     those that gain more and lost nothing on dev images, the next best first, so that the last one that passes is the
-    one that gains most. (Of many candidates some look safe on a few hundred images by luck: hence not by default.)
+    one that gains most. (Of many candidates some seem safe on a few hundred images by chance: hence not by default.)
     """
     worthy = worthwhile(candidates)
     first = min(worthy, key=lambda candidate: (_ranked(candidate, margins), -candidate.dev.target_gain, candidate.name))
@@ -96,8 +96,8 @@ def rank_for_testing(
 def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
     """Without sealed images: of the candidates that lost nothing on dev, the safest worthwhile one; None keeps the old.
 
-    Many look safe on a few hundred images by luck, those that gained most above all: hence not the largest gain, and a
-    new target alone (λ = 0) before all others.
+    Many seem safe on a few hundred images by chance, those that gained most above all: hence not the largest gain,
+    and a new target alone (λ = 0) before all others.
     """
     fair = [candidate for candidate in candidates if candidate.dev.safe and candidate.dev.target_gain > 0]
     if not fair:
@@ -121,7 +121,7 @@ def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def frontier(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
-    """Looks that no other beats on both counts: worst change of a protected task, and gain of the target."""
+    """Evaluations that no other beats on both counts: worst change of a protected task, and gain of the target."""
     ranked = sorted(points, key=lambda point: (-point[1].target_gain, -point[1].dev_safety))
     result: list[dict[str, Any]] = []
     best = float("-inf")
@@ -152,7 +152,7 @@ def gain_by_margin(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, A
 
 
 def blocking_task(points: Iterable[tuple[str, Comparison]]) -> str | None:
-    """The protected task that stands in the target's way: the worst one of the looks that gained most."""
+    """The protected task that stands in the target's way: the worst one of the evaluations that gained most."""
     bold = [compared for _, compared in points if compared.target_gain > 0]
     if not bold:
         return None

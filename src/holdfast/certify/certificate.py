@@ -34,7 +34,7 @@ class Settings:
     target: str | None = None
     groups: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     labels: list[str] = field(default_factory=list[str])
-    level: float | None = None  # under a ledger: the level of the look, in place of 1 - confidence
+    level: float | None = None  # under a ledger: the level of the query, in place of 1 - confidence
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)

@@ -81,7 +81,7 @@ def certify(
     ``old`` and ``new`` are tables with columns ``example_id, task, label, prediction``, joined by example id and task;
     ``old`` alone is one table with ``task, label, old, new``. A table is a CSV or Parquet file, a data frame (pandas,
     polars, arrow) or a dict of columns. The test is exact; it needs independent images that neither training nor the
-    choice of a model has seen, and margins that were fixed before they were looked at.
+    choice of a model has seen, and margins that were fixed before they were seen.
 
     ``margin`` holds for every task, ``margins`` for single ones. With ``target`` it is claimed also that this task
     improved. ``claim`` is ``all`` (every task is retained), ``each`` (these tasks are), ``bounds`` or ``devsafety``.

@@ -1,4 +1,4 @@
-"""Certifying on a run's sealed images: under the ledger, one bit a look, everything once the set is retired."""
+"""Certifying on a run's sealed images: under the ledger, one bit a query, everything once the set is retired."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.errors import HoldfastError, UndecidedError, UserError
 
 @dataclass(frozen=True)
 class SealedClaim:
-    """A claim about a sealed set, fixed before it is looked at."""
+    """A claim about a sealed set, fixed before it is queried."""
 
     fingerprint: str
     images: dict[str, int]  # by task, the target's included

@@ -204,7 +204,7 @@ def _certify_run(
     summary: Path | None,
     as_json: bool,
 ) -> int:
-    """A look at the sealed images of a run, or what its certificate says already."""
+    """A query of the sealed images of a run, or what its certificate says already."""
     from holdfast.artifacts import RunFolder
     from holdfast.certify.certificate import verify_certificate
     from holdfast.cli.verdicts import print_json, print_sealed

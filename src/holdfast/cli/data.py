@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.config import SourceConfig
     from holdfast.data.catalogue import Problem
     from holdfast.data.dedup.leaks import Features, Pictures
-    from holdfast.data.inspection import Looked
+    from holdfast.data.inspection import Inspected
 
 Kind = Annotated[str | None, typer.Option(help="How to read it. Default: by what lies there.", show_default=False)]
 Attribute = Annotated[str, typer.Option(help="BDD100K: the attribute that is the class (weather, scene, timeofday).")]
@@ -75,7 +75,7 @@ def data(
     The first thing to run on data of your own. Nothing is changed.
     """
     from holdfast.data.catalogue import build
-    from holdfast.data.inspection import contact_sheet, copies, look, table_of
+    from holdfast.data.inspection import contact_sheet, copies, inspect_pictures, table_of
     from holdfast.data.sources import list_source
     from holdfast.data.sources.bdd100k import count_labels
 
@@ -86,18 +86,20 @@ def data(
     config = _source(source, kind, attribute, pooled)
     catalogue = build(list_source(config, Path()))
     with _progress("looking", Console(stderr=True)) as progress:
-        looked = look(catalogue, at_most=check, progress=progress)
-    problems = [*catalogue.problems, *copies(catalogue), *looked.problems]
+        inspected = inspect_pictures(catalogue, at_most=check, progress=progress)
+    problems = [*catalogue.problems, *copies(catalogue), *inspected.problems]
     counts = table_of(catalogue)
     drawn = None if no_sheet or sheet is None else sheet
     if drawn is not None and len(catalogue):
         contact_sheet(catalogue, drawn)
     if as_json:
-        print(json.dumps(_as_json(config, counts, looked, problems), ensure_ascii=False))
+        print(json.dumps(_as_json(config, counts, inspected, problems), ensure_ascii=False))
         return
     console.print(f"[bold]{escape(source)}[/bold]: {config.kind}, {len(catalogue)} examples")
     _print_counts(console, counts, "class")
-    _print_looked(console, looked, len(catalogue), captions=sum(c is not None for c in catalogue.column("caption")))
+    _print_inspected(
+        console, inspected, len(catalogue), captions=sum(c is not None for c in catalogue.column("caption"))
+    )
     _print_problems(console, problems)
     if drawn is not None and len(catalogue):
         console.print(f"example pictures: {escape(str(drawn))}")
@@ -116,17 +118,17 @@ def _print_counts(console: Console, counts: dict[str, dict[str, int]], title: st
     console.print(table)
 
 
-def _print_looked(console: Console, looked: Looked, total: int, *, captions: int) -> None:
-    if looked.sizes:
-        widths, heights = zip(*looked.sizes, strict=True)
-        middle = sorted(looked.sizes, key=lambda size: size[0] * size[1])[len(looked.sizes) // 2]
+def _print_inspected(console: Console, inspected: Inspected, total: int, *, captions: int) -> None:
+    if inspected.sizes:
+        widths, heights = zip(*inspected.sizes, strict=True)
+        middle = sorted(inspected.sizes, key=lambda size: size[0] * size[1])[len(inspected.sizes) // 2]
         console.print(
             f"sizes: {min(widths)} to {max(widths)} px wide, {min(heights)} to {max(heights)} px high, "
             f"the middle one {middle[0]} x {middle[1]}"
         )
-    formats = ", ".join(f"{name} {count}" for name, count in looked.formats.most_common())
-    console.print(f"opened {looked.pictures} of {total}: {formats or 'none'}; with a caption: {captions}")
-    for what, count in looked.treated.most_common():
+    formats = ", ".join(f"{name} {count}" for name, count in inspected.formats.most_common())
+    console.print(f"opened {inspected.pictures} of {total}: {formats or 'none'}; with a caption: {captions}")
+    for what, count in inspected.treated.most_common():
         console.print(f"note: {count} {what}")
 
 
@@ -145,17 +147,17 @@ def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
 
 
 def _as_json(
-    config: SourceConfig, counts: dict[str, dict[str, int]], looked: Looked, problems: Sequence[Problem]
+    config: SourceConfig, counts: dict[str, dict[str, int]], inspected: Inspected, problems: Sequence[Problem]
 ) -> dict[str, Any]:
     from holdfast.data.catalogue import count_problems
 
     return {
         "kind": config.kind,
         "counts": counts,
-        "opened": looked.pictures,
-        "formats": dict(looked.formats),
-        "treated": dict(looked.treated),
-        "sizes": {"smallest": min(looked.sizes, default=None), "largest": max(looked.sizes, default=None)},
+        "opened": inspected.pictures,
+        "formats": dict(inspected.formats),
+        "treated": dict(inspected.treated),
+        "sizes": {"smallest": min(inspected.sizes, default=None), "largest": max(inspected.sizes, default=None)},
         "problems": count_problems(problems),
     }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Which(StrEnum):
-    """Examples that may be looked at; sealed ones are opened by a certificate alone."""
+    """Examples that may be evaluated; sealed ones are opened by a certificate alone."""
 
     ALL = "all"
     BASE = "base"

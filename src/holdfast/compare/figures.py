@@ -123,7 +123,7 @@ def curves(rows: Mapping[str, Sequence[Curve]], steps_per_epoch: int | None) -> 
 
 
 def _mean(seeds: Sequence[Curve], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps that every seed looked at, mean and standard deviation over the seeds."""
+    """Steps that every seed was evaluated at, mean and standard deviation over the seeds."""
     common = sorted(set.intersection(*({int(step) for step in seed.steps} for seed in seeds)))
     values = np.array([[seed.values[name][list(seed.steps).index(step)] for step in common] for seed in seeds])
     return np.array(common), values.mean(axis=0), values.std(axis=0)

@@ -120,7 +120,7 @@ class TrainConfig(Config):
 
 
 class EvaluateConfig(Config):
-    """[evaluate]: how often to look, on dev images."""
+    """[evaluate]: how often the model is evaluated on dev images."""
 
     every: Positive = 200
     """Steps between evaluations; each makes a candidate."""

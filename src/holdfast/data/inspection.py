@@ -18,7 +18,7 @@ _ORIENTATION = 0x0112  # the EXIF tag that says how the camera was held
 
 
 @dataclass
-class Looked:
+class Inspected:
     """What opening pictures showed."""
 
     pictures: int = 0
@@ -55,16 +55,16 @@ def copies(catalogue: Catalogue) -> list[Problem]:
     return problems
 
 
-def look(
+def inspect_pictures(
     catalogue: Catalogue, *, at_most: int = 0, workers: int = 2, progress: Callable[[int, int], None] | None = None
-) -> Looked:
+) -> Inspected:
     """Open and decode pictures, evenly spread over the source: ``at_most`` that many, 0 for all."""
     total = len(catalogue)
     wanted = total if at_most <= 0 else min(at_most, total)
     rows = np.unique(np.linspace(0, total - 1, wanted).round().astype(np.int64)) if total else np.zeros(0, np.int64)
     readers, indices = catalogue.table["reader"].to_pylist(), catalogue.table["index"].to_pylist()
     names = catalogue.column("locator")
-    result = Looked()
+    result = Inspected()
 
     def open_one(row: int) -> tuple[str, tuple[int, int], list[str]] | str:
         reader = catalogue.readers[readers[row]]

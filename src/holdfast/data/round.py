@@ -128,7 +128,7 @@ class RoundData:
 
 @dataclass(frozen=True)
 class View:
-    """Where to look at each picture: a crop box in [0, 1] and a mirror flag. One view can go through two models."""
+    """The crop of each picture: a box in [0, 1] and a mirror flag. One view can go through two models."""
 
     box: Tensor  # [n, 4] float32: left, top, width, height
     flip: Tensor  # [n] bool

@@ -49,7 +49,7 @@ def normalize_views_at_once(
     dtype: torch.dtype,
     kept_as: torch.dtype,
 ) -> Tensor:
-    """:func:`look` in ``dtype``, kept in another type: on a GPU in one pass over the pictures."""
+    """:func:`normalize_views` in ``dtype``, kept in another type: on a GPU in one pass over the pictures."""
     kernel = _kernel() if images.is_cuda and dtype == torch.float32 and images.numel() else None
     if kernel is None:
         return normalize_views(images, mean, std, view, dtype).to(kept_as)

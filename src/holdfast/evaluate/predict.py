@@ -15,7 +15,6 @@ from torch import Tensor
 
 from holdfast.artifacts import PREDICTIONS
 from holdfast.data.round import LabelledSet
-from holdfast.data.transforms import normalize_views
 from holdfast.errors import TrainingError, UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.towers import Preprocess
@@ -126,10 +125,8 @@ def _score(
     """What each of the models that ``logits`` asks says of the examples."""
     count = len(examples)
     scored = [_Scores.empty(count) for _ in range(models)]
-    for start in range(0, count, batch_size):
-        here = slice(start, start + batch_size)
-        pixels = examples.images(here).to(device, non_blocking=True)
-        images = normalize_views(pixels, preprocess.mean, preprocess.std, None, dtype)
+    like = torch.empty(0, device=device, dtype=dtype)
+    for here, images in preprocess.batches(examples, like, batch=batch_size):
         for item, scores in zip(scored, logits(images), strict=True):
             item.fill(here, scores, examples.labels[here])
     return scored

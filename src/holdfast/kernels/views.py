@@ -1,4 +1,4 @@
-"""Views of pictures in one pass on a GPU: uint8 in, the finished view out. The plain version is `views.look`."""
+"""Views of pictures in one pass on a GPU: uint8 in, the finished view out. The plain version is `data.transforms`."""
 
 # Triton's language is typed for its compiler, not for a type checker.
 # pyright: basic, reportMissingTypeStubs=false, reportIndexIssue=false, reportCallIssue=false

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.data.round import Batch, LabelledSet, RoundData
-from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.compute import on_side_stream
@@ -190,16 +189,7 @@ LOSSES = {"cross_entropy": cross_entropy, "soft_error": soft_error}
 @torch.no_grad()
 def clean_logits(model: Classifier, examples: LabelledSet, batch: int = 256) -> Tensor:
     """Logits of a model on the evaluation view of every example of a set: [n, K], on the model's device."""
-    weight = model.towers.projection
-    matrix = model.class_matrix()
-    view = model.preprocess
-    parts = [
-        model.logits(
-            normalize_views(
-                examples.images(slice(i, i + batch)).to(weight.device), view.mean, view.std, None, weight.dtype
-            ),
-            matrix,
-        )
-        for i in range(0, len(examples), batch)
-    ]
+    weight, matrix = model.towers.projection, model.class_matrix()
+    batches = model.preprocess.batches(examples, weight, batch=batch)
+    parts = [model.logits(pictures, matrix) for _, pictures in batches]
     return torch.cat(parts) if parts else matrix.new_zeros(0, len(model.classes))

@@ -29,7 +29,7 @@ class HeadRound(nn.Module):
         self.classes = tuple(classes)
         self.U = nn.Parameter(torch.zeros(len(self.classes), embed_dim, rank))
         self.V = nn.Parameter(torch.zeros(len(self.classes), text_width, rank))
-        self.register_buffer("scale", torch.ones(()))  # lambda of the walk back: it scales U Vᵀ, not U and V
+        self.register_buffer("scale", torch.ones(()))  # lambda of the interpolation: it scales U Vᵀ, not U and V
 
     @property
     def rank(self) -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 from torch import Tensor, nn
 
 from holdfast.data.images import INTERPOLATIONS
-from holdfast.data.round import TextRows
+from holdfast.data.round import LabelledSet, PairSet, TextRows, View
 from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 
@@ -34,6 +35,27 @@ class Preprocess:
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
         return normalize_views(pixels, self.mean, self.std)
+
+    def batches(
+        self,
+        examples: LabelledSet | PairSet,
+        like: Tensor,
+        *,
+        positions: np.ndarray | None = None,
+        batch: int = 256,
+        view: View | None = None,
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Normalised pixels of a set, or of some of its positions, on the device and in the type of ``like``.
+
+        Whoever encodes a whole set goes through this. A ``view`` has one entry a position.
+        """
+        count = len(examples) if positions is None else len(positions)
+        for start in range(0, count, batch):
+            part = slice(start, start + batch)
+            pixels = examples.images(part if positions is None else positions[part])
+            through = None if view is None else View(view.box[part], view.flip[part])
+            pixels = pixels.to(like.device, non_blocking=True)
+            yield part, normalize_views(pixels, self.mean, self.std, through, like.dtype)
 
     def to_json(self) -> dict[str, Any]:
         """JSON that :meth:`from_json` reads back."""

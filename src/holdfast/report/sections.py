@@ -467,7 +467,7 @@ def _record(content: RunContent) -> Markup:
 
 def _entry(entry: dict[str, object]) -> str:
     kind, when = entry.get("event"), f"{entry['time']}: " if "time" in entry else ""
-    if kind == "look":
+    if kind in ("query", "look"):  # the second in ledgers of earlier versions
         return f"{when}look {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
     if kind == "result":
         which = f", {entry['which']} ships" if entry.get("which") else ""

@@ -15,7 +15,6 @@ from holdfast.artifacts import RunFolder, read_json
 from holdfast.config import RoundConfig
 from holdfast.config.round import default_method
 from holdfast.data.round import LabelledSet, PairSet, RoundData
-from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
 from holdfast.evaluate.diagnostics import Diagnosis, LossParts, class_loss, diagnose, parameter_groups
 from holdfast.methods.base import clean_logits, cross_entropy
@@ -152,8 +151,7 @@ def _some(size: int, wanted: int) -> np.ndarray:
 def _features(model: Classifier, pairs: PairSet, positions: np.ndarray, head: int | None) -> Tensor:
     """Image and text features of pairs beside each other: [n, 2, D]."""
     weight = model.towers.projection
-    view = model.preprocess
-    pictures = normalize_views(pairs.images(positions).to(weight.device), view.mean, view.std, None, weight.dtype)
+    ((_, pictures),) = model.preprocess.batches(pairs, weight, positions=positions, batch=len(positions))
     tokens = model.towers.tokenize([pairs.texts[p] for p in positions]).to(weight.device)
     return torch.stack([model.image_features(pictures), model.text_features(tokens, head)], dim=1)
 
@@ -168,15 +166,11 @@ def _global_contrast(features: Tensor, targets: int, temperature: float) -> Tens
 
 
 def _target_cross_entropy(model: Classifier, data: RoundData, chosen: np.ndarray, batch: int) -> LossParts:
-    weight, view = model.towers.projection, model.preprocess
+    weight = model.towers.projection
 
     def parts() -> Iterator[Tensor]:
-        for start in range(0, len(chosen), batch):
-            here = chosen[start : start + batch]
-            pictures = normalize_views(
-                data.target.images(here).to(weight.device), view.mean, view.std, None, weight.dtype
-            )
-            labels = torch.full((len(here),), data.tasks.target_index, device=weight.device)
+        for _, pictures in model.preprocess.batches(data.target, weight, positions=chosen, batch=batch):
+            labels = torch.full((len(pictures),), data.tasks.target_index, device=weight.device)
             yield functional.cross_entropy(model.logits(pictures), labels, reduction="sum") / len(chosen)
 
     return parts

@@ -168,7 +168,8 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
 
     A backward pass counts twice its forward pass, and once: further ones (GEM's tasks, gradient shares) are not
     counted. What the fast path leaves out is, so that shares can be compared between ways of computing one step.
-    Towers that rest (:mod:`holdfast.train.feature_cache`) and sets that a method does not look at count nothing.
+    Towers whose features are cached (:mod:`holdfast.train.feature_cache`) and sets that a method does not read count
+    nothing.
     """
     model = method.model
     towers = model.towers

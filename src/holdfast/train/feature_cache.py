@@ -15,7 +15,6 @@ from torch import Tensor
 
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
-from holdfast.data.transforms import normalize_views
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import TwoTowers
@@ -101,15 +100,9 @@ def _texts_of(model: Classifier, data: RoundData) -> KeptTexts:
 
 def _images(model: Classifier, examples: PairSet | LabelledSet) -> Tensor:
     """E1 of the evaluation views of a set: [n, D]."""
-    weight, view = model.towers.projection, model.preprocess
-    parts = [
-        model.image_features(
-            normalize_views(
-                examples.images(slice(i, i + _BATCH)).to(weight.device), view.mean, view.std, None, weight.dtype
-            )
-        )
-        for i in range(0, len(examples), _BATCH)
-    ]
+    weight = model.towers.projection
+    batches = model.preprocess.batches(examples, weight, batch=_BATCH)
+    parts = [model.image_features(pictures) for _, pictures in batches]
     return torch.cat(parts) if parts else weight.new_zeros(0, model.towers.embed_dim)
 
 

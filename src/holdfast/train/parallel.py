@@ -1,7 +1,7 @@
 """Where a run's weights lie: whole on every rank, or each rank a part of every matrix (FSDP2).
 
 The loop asks for the same few things in both cases: losses of a batch, flat gradients, their length, a state that can
-be saved, and the whole model where somebody else wants to look at it.
+be saved, and the whole model where somebody else needs it.
 
 With ``train.shard = "full"`` every block of the two towers is a unit of its own and the rest (embeddings, projections,
 heads) the last one. A unit's weights are gathered when it is called and let go behind it, its gradients are averaged
@@ -118,7 +118,7 @@ class Sharded(Whole):
     """Every rank holds a part of the model (FSDP2).
 
     While steps are taken ``method.model`` is a twin of the model it came with, made of shards. The model itself waits
-    with empty parameters; it is filled for a look, and for good at the end.
+    with empty parameters; it is filled for an evaluation, and for good at the end.
     """
 
     sharded: ClassVar[bool] = True

@@ -40,7 +40,7 @@ class TerminalProgress:
         self._bar.update(self._task, completed=done, state="  ".join(self._state.values()))
 
     def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
-        """Show the latest look at dev images."""
+        """Show the latest evaluation on dev images."""
         self._state |= _headline(record)
         self._bar.update(self._task, completed=done, state="  ".join(self._state.values()))
 

@@ -65,7 +65,7 @@ def pictures_of(
     once = list({identity: position for position, identity in reversed(list(enumerate(ids)))}.values())
     once.sort()
 
-    def look(position: int) -> tuple[np.ndarray, bool] | str:
+    def describe(position: int) -> tuple[np.ndarray, bool] | str:
         try:
             return catalogue.readers[readers[position]].thumb(indices[position])
         except BadImage as error:
@@ -75,7 +75,7 @@ def pictures_of(
     thumbs: list[np.ndarray] = []
     small: list[bool] = []
     problems: list[Problem] = []
-    for position, found in zip(once, in_order(look, once, workers), strict=True):
+    for position, found in zip(once, in_order(describe, once, workers), strict=True):
         if isinstance(found, str):
             problems.append(Problem("unreadable", names[position], found))
             continue
