@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -31,19 +30,16 @@ from holdfast.train.feature_cache import build_feature_cache, can_cache
 from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
 
-RESEARCHERS = Path(__file__).parents[2] / "docs" / "how-to" / "researchers.md"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CLEAN = ViewSettings(False, "clean", (0.7, 1.0), False)
 FREEZES = ("image", "text", "towers")
 Make = Callable[[Classifier], Method]
 
 
 def lwf(model: Classifier) -> Method:
-    """The method of docs/how-to/researchers.md, as it stands there."""
-    code = re.search(r"```python\n(.*?)```", RESEARCHERS.read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    names: dict[str, Any] = {"__name__": "lwf"}
-    exec(compile(code[1], str(RESEARCHERS), "exec", dont_inherit=True), names)
-    return names["Lwf"](model, names["LwfConfig"](), 4)
+    """The method that docs/how-to/researchers.md shows, as a user's round finds it."""
+    registered = find("my_method.py", EXAMPLES)
+    return registered.method(model, registered.settings(), 4)
 
 
 def built(config: Any) -> Make:
