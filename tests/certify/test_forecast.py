@@ -11,6 +11,7 @@ from holdfast.certify.exact.score_test import passes
 from holdfast.certify.forecast import (
     ExpectedFlips,
     Flips,
+    Stock,
     chance_of,
     forecast,
     forecast_claim,
@@ -95,13 +96,14 @@ def test_the_round_of_the_newcomer() -> None:
     """One class with 41 sealed images at 5 points: hopeless, and 35 % sealed would have done."""
     images = {"small": 41, **{f"c{number}": 160 for number in range(9)}, "t": 100}
     margins = dict.fromkeys([name for name in images if name != "t"], 0.05)
-    found = forecast(images, margins, 0.05, target="t", available={name: 5 * n for name, n in images.items()})
+    found = forecast(images, margins, 0.05, target="t", stock=Stock({name: 5 * n for name, n in images.items()}))
     assert found.chance < 0.5
     assert found.weakest.task == "small"
     assert found.weakest.provable[0] == 0.071
     kinds = {item.kind: item for item in found.advice}
     assert set(kinds) == {"images", "share", "margin"}
-    assert [item.chance for item in found.advice] == sorted((item.chance for item in found.advice), reverse=True)
+    chances = [item.chance for item in found.advice]
+    assert chances == sorted(chances, reverse=True)
     assert kinds["images"].chance >= 0.9
     assert kinds["share"].values["sealed"] > 0.2
 
@@ -137,7 +139,7 @@ def test_what_no_images_can_show_has_no_chance_and_no_number_of_images() -> None
     assert chance_of(1, 0.05, FEW, 0.05) == 0.0
     assert smallest_margin(1, 1, 0.05) is None
     assert images_for(0.0, FEW, 0.05, 0.9) is None
-    found = forecast({"a": 300}, {"a": 0.0}, 0.05)
+    found = forecast({"a": 300}, {"a": 0.0}, 0.05, expected=ExpectedFlips(protected=FEW))
     assert [item.kind for item in found.advice] == ["margin"]
 
 

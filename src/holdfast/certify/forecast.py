@@ -22,8 +22,8 @@ from holdfast.errors import UserError
 MARGIN_STEP = 0.001
 # The chance that advice aims at.
 GOAL = 0.9
-# More is not advised: a class needs images to train on and to choose by as well.
-LARGEST_SHARE = 0.5
+# More is not advised, nor less than this left to train on.
+LARGEST_SHARE, LEAST_TRAINED = 0.5, 0.15
 # Negative flips for which the smallest provable margin is shown.
 SHOWN_LOST = (0, 1, 2)
 
@@ -36,7 +36,7 @@ class Flips:
     lost: float  # negative flips, p10
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.gained and 0.0 <= self.lost and self.gained + self.lost <= 1.0):
+        if not (self.gained >= 0.0 and self.lost >= 0.0 and self.gained + self.lost <= 1.0):
             raise UserError(
                 f"flips of {self.gained:g} gained and {self.lost:g} lost are not usable",
                 expected="shares of all images: neither below 0, and together at most 1",
@@ -107,6 +107,14 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Stock:
+    """What could be sealed: all images of every class, and the largest share of them that other roles leave."""
+
+    images: Mapping[str, int]
+    largest_share: float = LARGEST_SHARE
+
+
+@dataclass(frozen=True)
 class Forecast:
     """All claims of a round; protected classes first, the target last where its gain is claimed."""
 
@@ -168,7 +176,7 @@ def chance_of(images: int, margin: float, flips: Flips, level: float) -> float:
 
 @lru_cache(maxsize=4096)
 def margin_for(images: int, flips: Flips, level: float, chance: float) -> float | None:
-    """The smallest margin, in steps of 0.001, at which a class passes with the wanted chance; None where there is none."""
+    """The smallest margin, in steps of 0.001, at which a class passes with the wanted chance; None: no margin."""
     if images < 1:
         return None
     found = best_margin(images, flips.truth, level, chance)
@@ -199,13 +207,13 @@ def forecast(
     *,
     target: str | None = None,
     expected: ExpectedFlips | None = None,
-    available: Mapping[str, int] | None = None,
+    stock: Stock | None = None,
     goal: float = GOAL,
 ) -> Forecast:
     """The forecast of a round whose protected classes are those of ``margins``; ``target`` where its gain is claimed.
 
-    ``images`` are the sealed images of every class. ``available``, where it is known, are all images of every class:
-    advice then says which share to seal. Advice aims at the chance ``goal``.
+    ``images`` are the sealed images of every class. Where the ``stock`` is known, advice says which share of it to
+    seal. Advice aims at the chance ``goal``.
     """
     flips = expected or ExpectedFlips()
     tasks = [_task(name, images[name], margins[name], flips.protected, level) for name in sorted(margins)]
@@ -214,14 +222,14 @@ def forecast(
     if not tasks:
         raise ValueError("a forecast needs at least one claim")
     plain = Forecast(tuple(tasks), level, flips)
-    return replace(plain, advice=_advice(plain, goal, available))
+    return replace(plain, advice=_advice(plain, goal, stock))
 
 
 def forecast_claim(
     claim: SealedClaim,
     *,
     expected: ExpectedFlips | None = None,
-    available: Mapping[str, int] | None = None,
+    stock: Stock | None = None,
     goal: float = GOAL,
 ) -> Forecast:
     """The forecast of what a round claims about its sealed images."""
@@ -232,7 +240,7 @@ def forecast_claim(
         claim.budget.level,
         target=settings.target,
         expected=expected,
-        available=available,
+        stock=stock,
         goal=goal,
     )
 
@@ -243,20 +251,23 @@ def _task(
     return TaskForecast(name, images, margin, flips, is_target, chance_of(images, margin, flips, level), level)
 
 
-def _advice(found: Forecast, goal: float, available: Mapping[str, int] | None) -> tuple[Advice, ...]:
-    """Changes that raise the chance, the best first; none where it is as large as wanted."""
+def _advice(found: Forecast, goal: float, stock: Stock | None) -> tuple[Advice, ...]:
+    """Changes that raise the chance, the best first; none where it is as large as wanted.
+
+    A pooled claim says less than the others about every class, and comes last.
+    """
     if found.chance >= goal:
         return ()
     each = goal ** (1.0 / len(found.tasks))
     weak = [task for task in found.tasks if task.chance < each]
     offered = (
         _more_images(found, weak, each),
-        _larger_share(found, weak, each, available or {}),
+        None if stock is None else _larger_share(found, weak, each, stock),
         _own_margins(found, weak, each),
         _pooled(found, weak),
     )
     better = [item for item in offered if item is not None and item.chance > found.chance]
-    return tuple(sorted(better, key=lambda item: -item.chance))
+    return tuple(sorted(better, key=lambda item: (item.kind == "pool", -item.chance)))
 
 
 def _changed(found: Forecast, new: Sequence[TaskForecast]) -> float:
@@ -279,21 +290,17 @@ def _more_images(found: Forecast, weak: Sequence[TaskForecast], each: float) -> 
     return Advice("images", f"seal {listed}", _changed(found, new), more)
 
 
-def _larger_share(
-    found: Forecast, weak: Sequence[TaskForecast], each: float, available: Mapping[str, int]
-) -> Advice | None:
+def _larger_share(found: Forecast, weak: Sequence[TaskForecast], each: float, stock: Stock) -> Advice | None:
     """The share of every class that has to be sealed, or the largest that leaves images for the other roles."""
-    if not weak or any(task.task not in available for task in found.tasks):
-        return None
     share = 0.0
     for task in weak:
         needed = images_for(task.margin, task.flips, found.level, each)
-        share = max(share, LARGEST_SHARE if needed is None else needed / available[task.task])
-    share = min(math.ceil(share * 100) / 100, LARGEST_SHARE)
+        share = max(share, 1.0 if needed is None else needed / stock.images[task.task])
+    share = min(math.ceil(share * 100) / 100, stock.largest_share)
     new = [
         _task(
             task.task,
-            max(task.images, int(share * available[task.task])),
+            max(task.images, int(share * stock.images[task.task])),
             task.margin,
             task.flips,
             found.level,
