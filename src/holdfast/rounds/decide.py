@@ -94,6 +94,9 @@ class PlanCheck:
             raise _too_unlikely(found, self.require_chance)
 
 
+NO_PLAN = PlanCheck()  # what a round in Python is begun with
+
+
 def _too_unlikely(found: Forecast, required: float) -> UserError:
     weakest = found.weakest
     claim = "a gain" if weakest.is_target else f"a margin of {100 * weakest.margin:g} points"
@@ -104,8 +107,8 @@ def _too_unlikely(found: Forecast, required: float) -> UserError:
         expected=f"a chance of at least {required:.0%}",
         found=f"{weakest.images} sealed images of {weakest.task}, the least likely to pass: they show {claim} with a "
         f"chance of {weakest.chance:.0%}",
-        do=f"{advice}`holdfast plan ROUND.toml` shows every class and what else would help; `holdfast develop --anyway` "
-        "trains all the same. Nothing was trained, and no query was spent",
+        do=f"{advice}`holdfast plan ROUND.toml` shows every class and what else would help; `holdfast develop "
+        "--anyway` trains all the same. Nothing was trained, and no query was spent",
     )
 
 

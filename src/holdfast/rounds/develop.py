@@ -16,7 +16,7 @@ from holdfast.config import RoundConfig, parse
 from holdfast.data.assemble import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
-from holdfast.rounds.decide import PlanCheck, check_budget
+from holdfast.rounds.decide import NO_PLAN, PlanCheck, check_budget
 from holdfast.rounds.prepare import inherit
 from holdfast.rounds.result import RoundResult, read_result
 from holdfast.rounds.round import Round
@@ -43,7 +43,7 @@ def develop(
     if resume and RunFolder.open(out).finished:
         return read_result(RunFolder(out))
     with started(config.train.device) as runtime, writing(out, runtime, resume=resume) as folder:
-        plan = PlanCheck() if resume else PlanCheck(require_chance, show_plan)
+        plan = NO_PLAN if resume else PlanCheck(require_chance, show_plan)
         return run_round(config, folder, root, runtime, resume=resume, quiet=quiet, plan=plan)
 
 
@@ -55,7 +55,7 @@ def run_round(
     *,
     resume: bool = False,
     quiet: bool = False,
-    plan: PlanCheck = PlanCheck(),
+    plan: PlanCheck = NO_PLAN,
 ) -> RoundResult:
     """:func:`develop` in a folder that this process holds."""
     if folder.result.exists():  # killed between its last file and the line that says so

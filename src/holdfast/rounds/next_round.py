@@ -12,7 +12,7 @@ from holdfast.artifacts import read_json
 from holdfast.config import RoundConfig, SourceConfig
 from holdfast.errors import UserError
 from holdfast.model.folder import is_model_folder, model_folder, save_model
-from holdfast.rounds.decide import PlanCheck
+from holdfast.rounds.decide import NO_PLAN, PlanCheck
 from holdfast.rounds.develop import develop, run_round
 from holdfast.rounds.prepare import bind, inherit, load_start, read_data
 from holdfast.rounds.project import FIRST, Project
@@ -28,7 +28,7 @@ def develop_in(
     title: str,
     parent: str | None = None,
     quiet: bool = False,
-    plan: PlanCheck = PlanCheck(),
+    plan: PlanCheck = NO_PLAN,
 ) -> RoundResult:
     """Run a new round of a project and write it down. ``parent`` is a round's name, or ``first``; default: the last.
 
