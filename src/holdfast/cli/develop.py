@@ -189,18 +189,32 @@ def init(
     source: Annotated[str, typer.Argument(help="Your images: a folder (class/picture.jpg), a table, or `digits`.")],
     target: Annotated[str | None, typer.Option(help="The class to improve.")] = None,
     out: Annotated[Path, typer.Option(help="Where to write the round.")] = Path("ROUND.toml"),
+    margin: Annotated[
+        float, typer.Option(help="Loss of accuracy you would like to rule out; larger where images cannot prove it.")
+    ] = 0.05,
+    confidence: Annotated[float, typer.Option(help="How sure you want to be: 1 - δ.")] = 0.95,
 ) -> None:
     """Write a commented ROUND.toml for a folder of your own images.
 
-    Looks at names only and opens no picture. Without --target it proposes the smallest class, in a comment.
+    Looks at names only and opens no picture. Chooses how many images to seal, and larger margins for small classes, so
+    that the claim can be proven, and says why in the file. Without --target it proposes the smallest class, in a
+    comment.
     """
     from holdfast.artifacts import write_text
-    from holdfast.data.init_round import inspect, round_text
+    from holdfast.certify.certificate import check_confidence, check_margin
+    from holdfast.certify.choose_shares import choose_shares
+    from holdfast.data.init_round import ChosenPlan, inspect, round_text
 
     if out.exists():
         raise UserError(f"{out} exists already", do="choose another name with --out")
+    check_margin(margin, "")
+    check_confidence(confidence)
     findings = inspect(source)
-    write_text(out, round_text(findings, target=target, relative_to=out.parent))
+    plan = ChosenPlan(margin=margin, confidence=confidence)
+    if not findings.brings_sealed and (target is None or target in findings.classes):
+        images, proposed = findings.shared, findings.smallest
+        plan = choose_shares(images, target, proposed=proposed, margin=margin, confidence=confidence)
+    write_text(out, round_text(findings, target=target, relative_to=out.parent, plan=plan))
     classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
     print(f"found {len(findings.classes)} classes: {classes}")
     step = "" if target else f"say in {out} which class is the target, then "
