@@ -17,12 +17,19 @@ architecture = "tiny"
 [certify]
 margin = 0.05
 """
-NO_TORCH = "import sys; sys.modules['torch'] = None; from holdfast.cli import main; main()"
+NO_TORCH = """
+import atexit, sys
+from holdfast.cli import main
+atexit.register(lambda: "torch" in sys.modules and print("torch was imported", file=sys.stderr))
+main()
+"""
 
 
 def plan(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", NO_TORCH, "plan", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "torch was imported" not in done.stderr
+    return done
 
 
 def test_the_plan_of_a_round_needs_no_torch_and_fits_the_terminal(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def _reasons(found: Forecast, margin: float, each: float) -> tuple[str, ...]:
     if target.is_target and target.chance < each and found.chance < GOAL:
         reasons.append(
             f"CANNOT BE PROVEN RELIABLY: that the target {target.task} gained, with {target.images} sealed images or "
-            f"so (a chance of {target.chance:.0%} for a gain of 15 points); add images, or set target_gain = false below"
+            f"so (a chance of {target.chance:.0%} for a gain of 15 points); add images, or set [certify] target_gain "
+            "= false"
         )
     return tuple(reasons)
