@@ -91,7 +91,7 @@ def test_a_mistake_in_the_round_is_explained(
     monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path / "ledger"))
     path = tmp_path / "ROUND.toml"
     path.write_text(ROUND.replace(*change))
-    code, out, error = holdfast("develop", str(path), "--out", str(tmp_path / "run"))
+    code, out, error = holdfast("develop", str(path), "--anyway", "--out", str(tmp_path / "run"))
     assert code == 2, error
     assert expected in " ".join(error.split())
     assert "Traceback" not in out + error
@@ -107,6 +107,45 @@ def test_a_run_folder_that_is_not_empty_is_refused(holdfast: Any, tmp_path: Path
     assert code == 2
     assert "--resume" in error
     assert (run / "precious.txt").read_text() == "mine"
+
+
+def test_a_round_that_will_probably_prove_nothing_is_not_trained(
+    holdfast: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Any
+) -> None:
+    tried("bad inputs")
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(ledger))
+    path, run = tmp_path / "ROUND.toml", tmp_path / "run"
+    path.write_text(ROUND)
+    code, out, error = holdfast("develop", str(path), "--out", str(run), "--steps", "2", "--json")
+    assert code == 2
+    assert out == ""
+    opening, _, refusal = error.partition("error: ")
+    assert 2 <= len(opening.splitlines()) <= 5
+    assert all(len(line) <= 80 for line in opening.splitlines())
+    assert "plan: a chance of <1 %" in opening
+    words = " ".join(refusal.split())
+    for part in ("would probably prove nothing", "holdfast plan", "--anyway", "no query was spent", "more of"):
+        assert part in words, part
+    assert not [item for item in run.glob("*") if item.name != ".lock"]
+    assert not ledger.exists()
+    code, _, error = holdfast("develop", str(path), "--out", str(run), "--steps", "2", "--anyway", "--quiet")
+    assert code in (0, 4), error
+    assert "plan:" not in error
+    # What was begun is gone on with, whatever its chance.
+    assert holdfast("develop", "--resume", str(run), "--quiet")[0] == code
+
+
+@pytest.mark.parametrize("section", ["[data.roles]\nsealed = 0.0\n", "[certify]\ntest_sealed = false\n"])
+def test_a_round_that_tests_no_sealed_images_needs_no_chance(
+    holdfast: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path / "ledger"))
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND + section)
+    code, _, error = holdfast("develop", str(path), "--out", str(tmp_path / "run"), "--steps", "2")
+    assert code in (0, 4), error
+    assert "plan:" not in error
 
 
 def test_init_writes_a_round_that_parses(holdfast: Any, tmp_path: Path) -> None:
@@ -135,7 +174,8 @@ def test_the_papers_form_is_a_switch(holdfast: Any, tmp_path: Path) -> None:
     text = ROUND.replace("[train]", "[method]\ndistil = 5.0\n[train]")
     path.write_text(text)
     run = tmp_path / "run"
-    code, _, error = holdfast("develop", str(path), "--out", str(run), "--steps", "2", "--as-published", "--quiet")
+    options = ("--steps", "2", "--as-published", "--anyway", "--quiet")
+    code, _, error = holdfast("develop", str(path), "--out", str(run), *options)
     assert code in (0, 4), error
     method = read_json(RunFolder.open(run).config)["method"]
     assert (method["form"], method["beta"], method["distill_weight"], method["research"]["views"]) == (

@@ -81,8 +81,8 @@ def test_tune_develop_and_bench_on_two_ranks_with_sharded_weights(tmp_path: Path
     (tmp_path / "TUNE.toml").write_text(TUNE)
     (tmp_path / "ROUND.toml").write_text(ROUND)
     assert command(tmp_path, "tune", "TUNE.toml", "-q", ranks=2).count("runs/TUNE/model") == 1
-    command(tmp_path, "develop", "ROUND.toml", "--out", "alone", "-q")
-    said = command(tmp_path, "develop", "ROUND.toml", "--out", "sharded", "-q", "--shard", "full", ranks=2)
+    command(tmp_path, "develop", "ROUND.toml", "--anyway", "--out", "alone", "-q")
+    said = command(tmp_path, "develop", "ROUND.toml", "--anyway", "--out", "sharded", "-q", "--shard", "full", ranks=2)
     assert said.count("Model in sharded/model") == 1  # the first rank speaks for all
     alone, sharded = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "sharded")
     assert read_json(sharded.config)["train"]["shard"] == "full"

@@ -87,8 +87,8 @@ def test_killed_and_resumed_ends_with_the_same_bits(start: Start, tmp_path: Path
     toml = tmp_path / "ROUND.toml"
     toml.write_text(ROUND.format(steps=14))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert start("develop", str(toml), "--out", str(whole), "-q").wait() in (0, 4)
-    process = start("develop", str(toml), "--out", str(parts), "-q")
+    assert start("develop", str(toml), "--anyway", "--out", str(whole), "-q").wait() in (0, 4)
+    process = start("develop", str(toml), "--anyway", "--out", str(parts), "-q")
     for step in (4, 11):
         wait_for_step(process, parts / "metrics.jsonl", step)
         process.send_signal(signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(start: Start, tmp_path: Path
 def test_sigterm_finishes_the_step_and_says_how_to_go_on(start: Start, tmp_path: Path) -> None:
     toml, run = tmp_path / "ROUND.toml", tmp_path / "run"
     toml.write_text(ROUND.format(steps=100000).replace("checkpoint_every = 3", "checkpoint_every = 50000"))
-    process = start("develop", str(toml), "--out", str(run), "-q")
+    process = start("develop", str(toml), "--anyway", "--out", str(run), "-q")
     wait_for_step(process, run / "metrics.jsonl", 3)
     process.terminate()
     _, message = process.communicate()

@@ -7,11 +7,14 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.errors import Exit, UserError
+
+if TYPE_CHECKING:
+    from holdfast.certify.forecast import ExpectedFlips
 
 TABLES = (".csv", ".parquet")
 EXITS = {"certified": Exit.DONE, "regressed": Exit.FAULT, "undecided": Exit.UNDECIDED}
@@ -114,16 +117,25 @@ def certify(
 
 
 def plan(
+    round_file: Annotated[
+        Path | None, typer.Argument(metavar="[ROUND.toml]", help="The round whose chance to pass is asked for.")
+    ] = None,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="Number of tasks. Default: those of the predictions, or 1.")
     ] = None,
     margin: Margins = None,
     discordance: Annotated[
-        float | None, typer.Option(help="D: share of images on which the models differ in correctness.")
+        float | None,
+        typer.Option(help="D: share of images on which the models differ in correctness. Of a round: expected."),
     ] = None,
-    power: Annotated[float, typer.Option(help="Chance that all tasks pass.")] = 0.8,
+    power: Annotated[
+        float | None, typer.Option(help="Chance that all tasks pass. Default: 0.8; advice on a round aims at 0.9.")
+    ] = None,
     confidence: Confidence = None,
     difference: Annotated[float, typer.Option(help="Δ: true change in accuracy that is planned for.")] = 0.0,
+    target_gain: Annotated[
+        float | None, typer.Option(help="With ROUND.toml: expected gain of the target, such as 0.15.")
+    ] = None,
     images: Annotated[
         int | None, typer.Option(min=1, help="Images you have a task: the best margin they allow.")
     ] = None,
@@ -136,11 +148,36 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """How many images a certificate needs, or how small a margin given images allow; by exact power."""
-    from holdfast.certify.plans import plan as answer
+    """How many images a certificate needs, or how small a margin given images allow; by exact power.
+
+    With ROUND.toml: what each class's sealed images can prove, the chance that the round passes, and what would raise
+    it. No picture is decoded and no query is spent.
+    """
     from holdfast.cli.verdicts import print_json, print_plan
 
     default, single = _margins(margin)
+    if round_file is not None:
+        _check_for_round(tasks=tasks, images=images, simultaneous=simultaneous, predictions=predictions, target=target)
+        from holdfast.certify.round_plan import plan_round
+        from holdfast.cli.forecasts import print_forecast
+
+        forecast = plan_round(
+            round_file,
+            margin=default,
+            single=single,
+            confidence=confidence,
+            expected=_expected(discordance, difference, target_gain),
+            **({} if power is None else {"goal": _goal(power)}),
+        )
+        if as_json:
+            print_json(forecast.to_json())
+        else:
+            print_forecast(forecast)
+        return int(Exit.DONE)
+    if target_gain is not None:
+        raise UserError("--target-gain without a round", do="give ROUND.toml, or leave --target-gain out")
+    from holdfast.certify.plans import plan as answer
+
     files = _files(predictions, None, None) if predictions else ()
     found = answer(
         *files,
@@ -149,7 +186,7 @@ def plan(
         margins=single,
         images=images,
         tasks=tasks,
-        power=power,
+        power=0.8 if power is None else power,
         confidence=0.95 if confidence is None else confidence,
         difference=difference,
         simultaneous=simultaneous,
@@ -160,6 +197,34 @@ def plan(
     else:
         print_plan(found.to_json())
     return int(Exit.DONE)
+
+
+def _check_for_round(**given: Any) -> None:
+    """Refuse options that a round's own file answers."""
+    for name, value in given.items():
+        if value:
+            raise UserError(f"ROUND.toml and --{name} at once", do="leave one of them out: the round's file says it")
+
+
+def _goal(power: float) -> float:
+    from holdfast.certify.plans import check_share
+
+    check_share("power", power)
+    return power
+
+
+def _expected(discordance: float | None, difference: float, target_gain: float | None) -> ExpectedFlips:
+    """Expected flips: the recorded ones, or what the command line says."""
+    from holdfast.certify.forecast import ExpectedFlips, Flips
+
+    known = ExpectedFlips()
+    protected, target = known.protected, known.target
+    if discordance is not None or difference:
+        flips = protected.gained + protected.lost if discordance is None else discordance
+        protected = Flips((flips + difference) / 2, (flips - difference) / 2)
+    if target_gain is not None:
+        target = Flips(target_gain + target.lost, target.lost)
+    return ExpectedFlips(protected, target)
 
 
 def verify(

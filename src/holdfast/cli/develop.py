@@ -11,6 +11,9 @@ import typer
 
 from holdfast.errors import Exit, UserError
 
+# The chance below which a round is not trained unless `--anyway` is given.
+REQUIRED_CHANCE = 0.5
+
 if TYPE_CHECKING:
     from holdfast.config import MethodConfig, RoundConfig
     from holdfast.rounds.result import RoundResult
@@ -45,14 +48,22 @@ def develop(
             help="The method in the paper's form, whatever [method] says of it, and its target left as trained.",
         ),
     ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Train also where the sealed images will probably not prove the claim."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
     """Run one round of development: train, choose, certify, hand back a model.
 
+    Opens with the plan of `holdfast plan`: below a chance of one in two that the sealed images prove the claim it stops
+    before training, and no query is spent, unless `--anyway` is given.
+
     Leaves a run folder with the chosen model, all predictions and metrics. A run that was interrupted or killed goes on
     with `--resume RUN` and ends with the same bits.
     """
+    from holdfast.cli.forecasts import print_opening
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.rounds.develop import develop as run
 
@@ -75,13 +86,16 @@ def develop(
         plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
         config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
     config = _with_train(config, device=device, shard=shard, steps=steps)
+    required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening
     if project is None:
-        return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json)
+        folder = out or Path("runs") / round_file.stem
+        return _end(run(config, folder, root, quiet=quiet, require_chance=required, show_plan=show), as_json)
+    from holdfast.rounds.decide import PlanCheck
     from holdfast.rounds.next_round import develop_in
     from holdfast.rounds.project import Project
 
-    opened = Project.open(project, create=True)
-    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json)
+    opened, plan = Project.open(project, create=True), PlanCheck(required, show)
+    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet, plan=plan), as_json)
 
 
 def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> RoundResult:
@@ -175,18 +189,32 @@ def init(
     source: Annotated[str, typer.Argument(help="Your images: a folder (class/picture.jpg), a table, or `digits`.")],
     target: Annotated[str | None, typer.Option(help="The class to improve.")] = None,
     out: Annotated[Path, typer.Option(help="Where to write the round.")] = Path("ROUND.toml"),
+    margin: Annotated[
+        float, typer.Option(help="Loss of accuracy you would like to rule out; larger where images cannot prove it.")
+    ] = 0.05,
+    confidence: Annotated[float, typer.Option(help="How sure you want to be: 1 - δ.")] = 0.95,
 ) -> None:
     """Write a commented ROUND.toml for a folder of your own images.
 
-    Looks at names only and opens no picture. Without --target it proposes the smallest class, in a comment.
+    Looks at names only and opens no picture. Chooses how many images to seal, and larger margins for small classes, so
+    that the claim can be proven, and says why in the file. Without --target it proposes the smallest class, in a
+    comment.
     """
     from holdfast.artifacts import write_text
-    from holdfast.data.init_round import inspect, round_text
+    from holdfast.certify.certificate import check_confidence, check_margin
+    from holdfast.certify.choose_shares import choose_shares
+    from holdfast.data.init_round import ChosenPlan, inspect, round_text
 
     if out.exists():
         raise UserError(f"{out} exists already", do="choose another name with --out")
+    check_margin(margin, "")
+    check_confidence(confidence)
     findings = inspect(source)
-    write_text(out, round_text(findings, target=target, relative_to=out.parent))
+    plan = ChosenPlan(margin=margin, confidence=confidence)
+    if not findings.brings_sealed and (target is None or target in findings.classes):
+        images, proposed = findings.shared, findings.smallest
+        plan = choose_shares(images, target, proposed=proposed, margin=margin, confidence=confidence)
+    write_text(out, round_text(findings, target=target, relative_to=out.parent, plan=plan))
     classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
     print(f"found {len(findings.classes)} classes: {classes}")
     step = "" if target else f"say in {out} which class is the target, then "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,33 @@ class Findings:
     classes: dict[str, int]  # class -> images, in order of appearance
     splits: dict[str, int]
     captions: int
+    shared: dict[str, int]  # class -> images without a split of their own, which roles are drawn from
+
+    @property
+    def brings_sealed(self) -> bool:
+        """Whether the source's own splits say which images are sealed."""
+        return any(split_role(name or None) is Role.SEALED for name in self.splits)
 
     @property
     def smallest(self) -> str:
         """The class with the fewest images."""
         return min(self.classes, key=lambda name: (self.classes[name], name))
+
+
+@dataclass(frozen=True)
+class ChosenPlan:
+    """Shares and margins of a round, and why they were chosen."""
+
+    dev: float = 0.2
+    sealed: float = 0.2
+    test: float = 0.2
+    margin: float | dict[str, float] = 0.02
+    confidence: float = 0.95
+    chance: float | None = None  # that the round passes, as far as it is known
+    reasons: tuple[str, ...] = ()
+
+
+DEFAULT_PLAN = ChosenPlan()
 
 
 def inspect(source: str) -> Findings:
@@ -41,7 +64,13 @@ def inspect(source: str) -> Findings:
         dict(classes),
         dict(Counter(entry.split or "" for entry in listing.entries)),
         sum(entry.caption is not None for entry in listing.entries),
+        _shared_out(listing, classes),
     )
+
+
+def _shared_out(listing: Listing, classes: Counter[str]) -> dict[str, int]:
+    shared = Counter(entry.label for entry in listing.entries if split_role(entry.split) is None)
+    return {name: shared[name] for name in classes}
 
 
 def _check_classes(listing: Listing, classes: Counter[str]) -> None:
@@ -61,11 +90,18 @@ def _check_classes(listing: Listing, classes: Counter[str]) -> None:
             )
 
 
-def round_text(findings: Findings, *, target: str | None = None, relative_to: Path | None = None) -> str:
+def round_text(
+    findings: Findings,
+    *,
+    target: str | None = None,
+    relative_to: Path | None = None,
+    plan: ChosenPlan = DEFAULT_PLAN,
+) -> str:
     """A commented ROUND.toml. Without a target the smallest class is proposed in a comment and must be confirmed."""
     if target is not None and target not in findings.classes:
         raise UserError(f"the class {target!r} has no images", do=nearest(target, findings.classes))
-    return "\n".join([_task_section(findings, target), _data_section(findings, relative_to), _OTHER_SECTIONS])
+    data = _data_section(findings, relative_to, plan)
+    return "\n".join([_task_section(findings, target), data, _OTHER_SECTIONS + _certify_section(plan)])
 
 
 def _quote(text: str) -> str:
@@ -103,7 +139,7 @@ template = "a photo of a {{}}"
 """
 
 
-def _data_section(findings: Findings, relative_to: Path | None) -> str:
+def _data_section(findings: Findings, relative_to: Path | None, plan: ChosenPlan) -> str:
     source = findings.source
     fields = [f"kind = {_quote(source.kind)}"]
     if source.path is not None:
@@ -115,7 +151,9 @@ def _data_section(findings: Findings, relative_to: Path | None) -> str:
         fields.append(f"path = {_quote(str(path))}")
     splits = ", ".join(f"{name or 'none'} {count}" for name, count in findings.splits.items())
     own = {split_role(name or None) for name in findings.splits}
-    shares = "\n".join(_share_line(role, share, role in own) for role, share in _SHARES.items())
+    drawn = {Role.BASE: 0.0, Role.DEV: plan.dev, Role.SEALED: plan.sealed, Role.TEST: plan.test}
+    shares = "\n".join(_share_line(role, share, role in own) for role, share in drawn.items())
+    why = "".join(f"# {line}\n" for reason in plan.reasons for line in textwrap.wrap(reason, 110))
     texts = (
         "# Captions of the target's images are used as they stand."
         if findings.captions
@@ -135,11 +173,10 @@ source = {{ {", ".join(fields)} }}
 [data.roles]
 # How images without a split of their own are shared out, by their content: the rest is trained on.
 # A fraction is stable when images are added; a whole number is that many images of each class.
-{shares}
+{why}{shares}
 """
 
 
-_SHARES = {Role.BASE: 0.0, Role.DEV: 0.2, Role.SEALED: 0.2, Role.TEST: 0.2}
 _MEANING = {
     Role.BASE: "for making the old model with `holdfast tune`",
     Role.DEV: "for looking and choosing",
@@ -172,8 +209,19 @@ batch = 256
 [evaluate]
 every = 200
 
-[certify]
+"""
+
+
+def _certify_section(plan: ChosenPlan) -> str:
+    known = f"# Chance that the round passes (`holdfast plan` counts it exactly): about {plan.chance or 0:.0%}.\n"
+    chance = "" if plan.chance is None else known
+    if isinstance(plan.margin, dict):
+        items = ", ".join(f"{_quote(name)} = {margin:g}" for name, margin in plan.margin.items())
+        margin = f"{{ {items} }}"
+    else:
+        margin = f"{plan.margin:g}"
+    return f"""[certify]
 # The loss of accuracy you are ready to accept on any protected class, and how sure you want to be.
-margin = 0.02
-confidence = 0.95
+{chance}margin = {margin}
+confidence = {plan.confidence:g}
 """

@@ -6,15 +6,17 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from holdfast.data.catalogue import Catalogue, Problem, Reader, in_order
 from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
 from holdfast.data.round import Pixels
 from holdfast.errors import UserError
+
+if TYPE_CHECKING:  # a survey shares out roles without torch; only decoding needs it
+    from torch import Tensor
 
 
 class MemoryPixels:
@@ -31,6 +33,8 @@ class MemoryPixels:
         *,
         workers: int = 2,
     ) -> None:
+        import torch
+
         if size < 1:
             raise UserError("the size of pictures must be positive", found=str(size))
         interpolation_filter(interpolation)  # a wrong name is found before the first picture is opened
@@ -51,6 +55,8 @@ class MemoryPixels:
 
     def read(self, rows: np.ndarray) -> Tensor:
         """uint8 [n, 3, size, size]; a picture that cannot be decoded is a :class:`UserError` that names it."""
+        import torch
+
         self._decode(rows)
         for row in rows:
             if int(row) in self._bad:
@@ -65,6 +71,8 @@ class MemoryPixels:
     def _decode(self, rows: np.ndarray) -> None:
         if self._done[rows].all():
             return
+        import torch
+
         with self._lock:
             missing = [int(row) for row in np.unique(rows) if not self._done[row]]
             for row, view in zip(missing, in_order(self._view, missing, self._workers), strict=True):
@@ -112,6 +120,8 @@ class JoinedPixels:
 
     def read(self, rows: np.ndarray) -> Tensor:
         """uint8 [n, 3, size, size]."""
+        import torch
+
         result = torch.empty((len(rows), 3, self.size, self.size), dtype=torch.uint8)
         for number, pixels in enumerate(self.parts):
             here = np.flatnonzero(self.part[rows] == number)

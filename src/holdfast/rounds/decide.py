@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.candidates.select import Candidate, choose_on_dev, rank_for_testing
+from holdfast.certify.forecast import Forecast
 from holdfast.certify.ledger import Ledger, default_ledger
+from holdfast.certify.round_plan import forecast_survey
 from holdfast.certify.sealed import (
     Candidates,
     ClaimedSettings,
@@ -26,7 +28,8 @@ from holdfast.certify.sealed import (
     write_run_certificate,
 )
 from holdfast.config import CertifyConfig, RoundConfig
-from holdfast.errors import HoldfastError, UndecidedError
+from holdfast.data.assemble import Survey
+from holdfast.errors import HoldfastError, UndecidedError, UserError
 from holdfast.runtime import Runtime
 
 OLD, FIRST = "old", "first"  # what is asked for by these names instead of a candidate's
@@ -70,6 +73,43 @@ def check_budget(config: RoundConfig, root: Path, sealed: Sequence[tuple[str, st
     if sealed and config.certify.test_sealed:
         plan = claim_of(ClaimedSettings(config.certify, config.candidates, config.task), sealed)
         ledger_of(config.certify, root).check(plan.fingerprint, plan.budget, run=run, resumed=resumed)
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """What is done with the forecast of a round before it is trained: shown, and refused below a chance."""
+
+    require_chance: float = 0.0
+    show: Callable[[Forecast], None] | None = None
+
+    def __call__(self, config: RoundConfig, surveyed: Survey) -> None:
+        """Look at the plan of a round that will end with a test on sealed images."""
+        asked = self.require_chance > 0.0 or self.show is not None
+        if not asked or not surveyed.sealed or not config.certify.test_sealed:
+            return
+        found = forecast_survey(ClaimedSettings(config.certify, config.candidates, config.task), surveyed)
+        if self.show is not None:
+            self.show(found)
+        if found.chance < self.require_chance:
+            raise _too_unlikely(found, self.require_chance)
+
+
+NO_PLAN = PlanCheck()  # what a round in Python is begun with
+
+
+def _too_unlikely(found: Forecast, required: float) -> UserError:
+    weakest = found.weakest
+    claim = "a gain" if weakest.is_target else f"a margin of {100 * weakest.margin:g} points"
+    best = found.advice[0] if found.advice else None
+    advice = "" if best is None else f"{best.text} (a chance of {best.chance:.0%}); "
+    return UserError(
+        f"this round would probably prove nothing: it passes with a chance of {found.chance:.0%}",
+        expected=f"a chance of at least {required:.0%}",
+        found=f"{weakest.images} sealed images of {weakest.task}, the least likely to pass: they show {claim} with a "
+        f"chance of {weakest.chance:.0%}",
+        do=f"{advice}`holdfast plan ROUND.toml` shows every class and what else would help; `holdfast develop "
+        "--anyway` trains all the same. Nothing was trained, and no query was spent",
+    )
 
 
 def tests_sealed(config: CertifyConfig, folder: RunFolder) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 
 from holdfast.artifacts import LOCK, RunFolder, read_json, write_json
+from holdfast.certify.forecast import Forecast
 from holdfast.config import RoundConfig, parse
 from holdfast.data.assemble import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
-from holdfast.rounds.decide import check_budget
+from holdfast.rounds.decide import NO_PLAN, PlanCheck, check_budget
 from holdfast.rounds.prepare import inherit
 from holdfast.rounds.result import RoundResult, read_result
 from holdfast.rounds.round import Round
@@ -23,36 +24,56 @@ from holdfast.runtime import Runtime, started
 from holdfast.train.progress import choose_progress
 
 
-def develop(config: RoundConfig, out: Path, root: Path, *, resume: bool = False, quiet: bool = False) -> RoundResult:
+def develop(
+    config: RoundConfig,
+    out: Path,
+    root: Path,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    require_chance: float = 0.0,
+    show_plan: Callable[[Forecast], None] | None = None,
+) -> RoundResult:
     """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``.
 
-    Going on with a run that is finished changes nothing and returns its result.
+    Going on with a run that is finished changes nothing and returns its result. A new round whose chance to pass the
+    test on its sealed images is below ``require_chance`` is refused before anything is trained, with a
+    :class:`~holdfast.errors.UserError` that says what would help; ``show_plan`` is called with its forecast.
     """
     if resume and RunFolder.open(out).finished:
         return read_result(RunFolder(out))
     with started(config.train.device) as runtime, writing(out, runtime, resume=resume) as folder:
-        return run_round(config, folder, root, runtime, resume=resume, quiet=quiet)
+        plan = NO_PLAN if resume else PlanCheck(require_chance, show_plan)
+        return run_round(config, folder, root, runtime, resume=resume, quiet=quiet, plan=plan)
 
 
 def run_round(
-    config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime, *, resume: bool = False, quiet: bool = False
+    config: RoundConfig,
+    folder: RunFolder,
+    root: Path,
+    runtime: Runtime,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    plan: PlanCheck = NO_PLAN,
 ) -> RoundResult:
     """:func:`develop` in a folder that this process holds."""
     if folder.result.exists():  # killed between its last file and the line that says so
         return _conclude(folder, runtime)
     try:
-        return _run(inherit(config, root), folder, root, runtime, resume=resume, quiet=quiet)
+        return _run(inherit(config, root), folder, root, runtime, resume=resume, quiet=quiet, plan=plan)
     except KeyboardInterrupt as error:
         raise _interrupted(folder) from error
 
 
 def _run(
-    config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime, *, resume: bool, quiet: bool
+    config: RoundConfig, folder: RunFolder, root: Path, runtime: Runtime, *, resume: bool, quiet: bool, plan: PlanCheck
 ) -> RoundResult:
     def check(surveyed: Survey) -> None:
         if runtime.is_main:
             run = str(read_json(folder.state).get("fingerprint", "")) if resume else ""
             check_budget(config, root, surveyed.sealed, run, resume)
+            plan(config, surveyed)
 
     command = resume_command(folder)
     round_ = Round(config, root, folder, runtime, begun=resume, check=check, resume=command)

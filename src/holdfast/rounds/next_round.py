@@ -12,6 +12,7 @@ from holdfast.artifacts import read_json
 from holdfast.config import RoundConfig, SourceConfig
 from holdfast.errors import UserError
 from holdfast.model.folder import is_model_folder, model_folder, save_model
+from holdfast.rounds.decide import NO_PLAN, PlanCheck
 from holdfast.rounds.develop import develop, run_round
 from holdfast.rounds.prepare import bind, inherit, load_start, read_data
 from holdfast.rounds.project import FIRST, Project
@@ -20,16 +21,26 @@ from holdfast.runtime import started
 
 
 def develop_in(
-    project: Project, config: RoundConfig, root: Path, *, title: str, parent: str | None = None, quiet: bool = False
+    project: Project,
+    config: RoundConfig,
+    root: Path,
+    *,
+    title: str,
+    parent: str | None = None,
+    quiet: bool = False,
+    plan: PlanCheck = NO_PLAN,
 ) -> RoundResult:
-    """Run a new round of a project and write it down. ``parent`` is a round's name, or ``first``; default: the last."""
+    """Run a new round of a project and write it down. ``parent`` is a round's name, or ``first``; default: the last.
+
+    ``plan`` may refuse it before anything is trained.
+    """
     _one_process()
     if not project.first.exists():
         adopt_first(project, config, root)
     start = project.resolve(parent)
     settled = settle(project, config, start, root)
     with started(config.train.device) as runtime, project.begin(title, start) as name:
-        result = run_round(settled, project.folder(name), project.root, runtime, quiet=quiet)
+        result = run_round(settled, project.folder(name), project.root, runtime, quiet=quiet, plan=plan)
     project.record(name)
     return result
 

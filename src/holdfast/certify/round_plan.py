@@ -1,0 +1,61 @@
+"""``holdfast plan ROUND.toml``: the forecast of a round, from its file and the names and hashes of its images.
+
+Nothing is decoded, no sealed picture is opened, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.certify.forecast import (
+    GOAL,
+    LARGEST_SHARE,
+    LEAST_TRAINED,
+    ExpectedFlips,
+    Forecast,
+    Stock,
+    forecast_claim,
+)
+from holdfast.certify.sealed import ClaimedSettings, claim_of
+from holdfast.config import DataConfig, RolesConfig, parse, read_toml, upgraded
+from holdfast.data.assemble import Survey, survey
+from holdfast.data.sources.files import split_role
+
+
+def plan_round(
+    path: Path,
+    *,
+    margin: float | None = None,
+    single: Mapping[str, float] | None = None,
+    confidence: float | None = None,
+    expected: ExpectedFlips | None = None,
+    goal: float = GOAL,
+) -> Forecast:
+    """The forecast of the round in a TOML file; a margin or confidence given here goes before the file's."""
+    values, _ = upgraded(read_toml(path))
+    claimed = ClaimedSettings.of(values, str(path))
+    data = parse(DataConfig, values.get("data") or {}, f"{path} [data]")
+    surveyed = survey(data, claimed.task, root=path.parent)
+    claim = claim_of(claimed, surveyed.sealed, margin=margin, single=single, confidence=confidence)
+    return forecast_claim(claim, expected=expected, stock=stock_of(surveyed), goal=goal)
+
+
+def forecast_survey(claimed: ClaimedSettings, surveyed: Survey) -> Forecast:
+    """The forecast of a round whose sources were surveyed already."""
+    return forecast_claim(claim_of(claimed, surveyed.sealed), stock=stock_of(surveyed))
+
+
+def stock_of(surveyed: Survey) -> Stock | None:
+    """What a larger share could seal; None where the source's own splits say what is sealed, or nothing is left."""
+    if any(split_role(split) is not None for split in surveyed.main.column("split")):
+        return None
+    share = largest_share(surveyed.config.roles)
+    return None if share <= 0.0 else Stock(Counter(surveyed.assigned.classes), share)
+
+
+def largest_share(roles: RolesConfig) -> float:
+    """The largest share to seal beside the other roles, with some images left to train on."""
+    taken = sum(share for share in (roles.base, roles.dev, roles.test) if isinstance(share, float))
+    return round(min(LARGEST_SHARE, 1.0 - taken - LEAST_TRAINED), 2)

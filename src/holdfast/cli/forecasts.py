@@ -1,0 +1,109 @@
+"""How the forecast of a round looks on a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from holdfast.certify.forecast import Flips, Forecast, TaskForecast
+
+WIDTH = 80
+LONGEST_NAME = 24
+MOST_ROWS = 30  # more classes than this are cut to the least likely ones
+MOST_LINES = 5  # of the plan that a round opens with
+
+
+def print_forecast(found: Forecast) -> None:
+    """A row a class, the chance, what it rests on, and what would raise it."""
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("class", overflow="ellipsis", no_wrap=True, max_width=LONGEST_NAME)
+    for name in ("sealed", "margin", "0 lost", "1 lost", "2 lost", "chance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = _shown(found)
+    for task in shown:
+        margin = "gain" if task.is_target else points(task.margin)
+        provable = ["", "", ""] if task.is_target else [points(item) for item in task.provable]
+        name = Text(f"{task.task} (target)" if task.is_target else task.task)
+        table.add_row(name, str(task.images), margin, *provable, percent(task.chance))
+    console.print(table)
+    for line in _summary(found, len(found.tasks) - len(shown)):
+        console.print(Text(line))
+
+
+def _shown(found: Forecast) -> list[TaskForecast]:
+    if len(found.tasks) <= MOST_ROWS:
+        return list(found.tasks)
+    return sorted(found.tasks, key=lambda task: task.chance)[:MOST_ROWS]
+
+
+def _summary(found: Forecast, left_out: int) -> list[str]:
+    texts = [f"… and {left_out} classes that are more likely to pass"] if left_out else []
+    flips = found.expected
+    rest = f"protected classes {_flips(flips.protected)}"
+    if any(task.is_target for task in found.tasks):
+        rest += f", the target {_flips(flips.target)}"
+    texts += [
+        f"Margins in points: the round's, and the smallest that the sealed images prove if none, one or two of them "
+        f"are lost and none is gained. Tested at level {found.level:g}.",
+        f"Expected flips: {rest}.",
+        f"Chance that the round passes: {percent(found.chance)}",
+    ]
+    if found.advice:
+        texts.append("What would raise it:")
+    lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
+    for item in found.advice:
+        text = f"{percent(item.chance):>6}  {item.text}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * 8)
+    return lines
+
+
+def opening_lines(found: Forecast) -> list[str]:
+    """The plan that a round opens with, in five lines at most."""
+    protected = [task for task in found.tasks if not task.is_target]
+    classes = f"{len(protected)} protected class{'' if len(protected) == 1 else 'es'}"
+    lines = [f"plan: a chance of {percent(found.chance)} that {classes} pass{_gain(found)}, at level {found.level:g}"]
+    weakest = found.weakest
+    text = f"least likely: {weakest.task}, {weakest.images} sealed images, {percent(weakest.chance)}"
+    if not weakest.is_target:
+        text += f"; margin {points(weakest.margin)}, provable with no image lost: {points(weakest.provable[0])} points"
+    lines.append(text)
+    lines += [f"{percent(item.chance):>5} with: {item.text}" for item in found.advice[: MOST_LINES - 3]]
+    if found.advice:
+        lines.append("class by class: holdfast plan ROUND.toml")
+    return [textwrap.shorten(line, WIDTH, placeholder=" …", drop_whitespace=False) for line in lines]
+
+
+def print_opening(found: Forecast) -> None:
+    """The same, on the error stream: the output of a round is its result."""
+    console = Console(stderr=True, highlight=False)
+    for line in opening_lines(found):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _gain(found: Forecast) -> str:
+    return " and the target gains" if any(task.is_target for task in found.tasks) else ""
+
+
+def _flips(flips: Flips) -> str:
+    return f"{100 * flips.lost:g} % lost, {100 * flips.gained:g} % gained"
+
+
+def points(value: float | None) -> str:
+    """A margin in points."""
+    return "none" if value is None else f"{100 * value:.3g}"
+
+
+def percent(chance: float) -> str:
+    """A chance; what is not certain is never shown as 0 or 100 %."""
+    shown = round(100 * chance)
+    if shown == 0:
+        return "0 %" if chance == 0.0 else "<1 %"
+    return ">99 %" if shown == 100 and chance < 1.0 else f"{shown} %"

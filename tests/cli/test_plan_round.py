@@ -1,0 +1,59 @@
+"""``holdfast plan ROUND.toml`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROUND = """
+[task]
+target = "eight"
+[data]
+source = { kind = "digits" }
+[model]
+architecture = "tiny"
+[certify]
+margin = 0.05
+"""
+NO_TORCH = """
+import atexit, sys
+from holdfast.cli import main
+atexit.register(lambda: "torch" in sys.modules and print("torch was imported", file=sys.stderr))
+main()
+"""
+
+
+def plan(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", NO_TORCH, "plan", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "torch was imported" not in done.stderr
+    return done
+
+
+def test_the_plan_of_a_round_needs_no_torch_and_fits_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND)
+    done = plan(str(path))
+    assert done.returncode == 0, done.stderr
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "Chance that the round passes: <1 %" in done.stdout
+    assert "What would raise it:" in done.stdout
+    found = json.loads(plan(str(path), "--json", "--margin", "0.3", "--target-gain", "0.4").stdout)
+    assert found["chance"] > 0.9
+    assert {item["task"] for item in found["classes"]} >= {"zero", "eight"}
+    assert found["classes"][0]["margin"] == 0.3
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_round_without_sealed_images_and_options_that_do_not_belong_are_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND + "[data.roles]\nsealed = 0.0\n")
+    done = plan(str(path))
+    assert done.returncode == 2
+    assert "there are no sealed images" in done.stderr
+    path.write_text(ROUND)
+    done = plan(str(path), "--tasks", "3")
+    assert done.returncode == 2
+    assert "ROUND.toml and --tasks at once" in done.stderr
