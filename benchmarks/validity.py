@@ -124,7 +124,7 @@ def attacker(draws: int, rounds: int = 100, n: int = 1000, seed: int = 4) -> dic
     pass, which retires the set.
     """
     margin, rates = 0.02, np.array([0.015, 0.035, 0.95])
-    budget = Budget(DELTA, looks=rounds)
+    budget = Budget(DELTA, queries=rounds)
     generator = np.random.default_rng(seed)
     edges = np.cumsum(rates)
 

@@ -80,6 +80,7 @@ def test_a_method_of_ones_own_in_a_round(folder: Path) -> None:
     assert (method["name"], method["weight"], method["softening"]) == ("my_method.py", 2.0, 2.0)
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_in_a_study(folder: Path) -> None:
     out = run(folder, "-m", "holdfast", "compare", "examples/my_study.toml", "--no-figures", "-q", "-j", "2")
     assert "4 jobs, 0 failed" in out

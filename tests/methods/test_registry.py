@@ -343,6 +343,7 @@ Rm.forward = dying
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits_and_refuses_a_changed_file(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
