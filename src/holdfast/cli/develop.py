@@ -47,6 +47,7 @@ def develop(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every stage, and every class at the end.")] = False,
 ) -> int:
     """Run one round of development: train, choose, certify, hand back a model.
 
@@ -63,7 +64,7 @@ def develop(
     if resume is not None:
         if round_file is not None or out is not None or project is not None or as_published:
             raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
-        return _end(_resumed(resume, device, shard, quiet), as_json)
+        return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
     if round_file is None:
         raise UserError("which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`")
     root = round_file.parent
@@ -76,12 +77,12 @@ def develop(
         config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
     config = _with_train(config, device=device, shard=shard, steps=steps)
     if project is None:
-        return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json)
+        return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json, verbose)
     from holdfast.rounds.next_round import develop_in
     from holdfast.rounds.project import Project
 
     opened = Project.open(project, create=True)
-    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json)
+    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json, verbose)
 
 
 def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> RoundResult:
@@ -106,7 +107,7 @@ def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> R
     return develop(config, run, root, resume=True, quiet=quiet)
 
 
-def _end(result: RoundResult, as_json: bool) -> int:
+def _end(result: RoundResult, as_json: bool, verbose: bool) -> int:
     """Print the result; the exit code."""
     from holdfast.cli.tables import print_round
     from holdfast.runtime import speaks
@@ -114,7 +115,7 @@ def _end(result: RoundResult, as_json: bool) -> int:
     if not speaks():
         # torchrun ends all ranks when one of them ends with another code than 0: the first has files to write still.
         return int(Exit.DONE)
-    print_round(result, as_json=as_json)
+    print_round(result, as_json=as_json, verbose=verbose)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 
 

@@ -65,7 +65,7 @@ from holdfast.rounds.decide import (
 )
 from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json
+from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
 from holdfast.runtime import Runtime, choose_device
 from holdfast.train.loop import Progress, TrainSpec, train
 
@@ -329,7 +329,6 @@ class Round:
         test = self.score_test(shipped)
         evaluated = self.evaluations()
         points = [*evaluated, *((candidate.name, candidate.dev) for candidate in candidates)]
-        best = decision.shipped or max(candidates, key=lambda candidate: candidate.dev.target_gain)
         if not self.runtime.is_main:
             return
         self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
@@ -342,7 +341,7 @@ class Round:
                 "target": self.data.tasks.target,
                 "protected": list(self.data.tasks.protected),
                 "candidates": [candidate_json(candidate) for candidate in candidates],
-                "dev": comparison_json(best.dev),
+                "dev": comparison_json(described_candidate(decision, candidates).dev),
                 "test": comparison_json(test) if test else None,
                 "frontier": frontier(points),
                 "gain_by_margin": gain_by_margin(points),
