@@ -55,34 +55,45 @@ def develop(
     with `--resume RUN` and ends with the same bits.
     """
     from holdfast.config import RoundConfig, parse, read_toml
-    from holdfast.rounds.develop import develop as run
+    from holdfast.config.round import check_sections
+    from holdfast.stages import stage, stages_shown
 
     if project is not None and out is not None:
         raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
     if parent is not None and project is None:
         raise UserError("--parent without --project", do="say which project with --project DIR")
-    if resume is not None:
-        if round_file is not None or out is not None or project is not None or as_published:
-            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
-        return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
-    if round_file is None:
-        raise UserError("which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`")
-    root = round_file.parent
-    config = parse(RoundConfig, read_toml(round_file), str(round_file), root)
-    if seed is not None:
-        config = config.model_copy(update={"seed": seed})
-    if as_published:
-        # The paper has one model an evaluation: no refit of the target, no bias.
-        plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
-        config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
-    config = _with_train(config, device=device, shard=shard, steps=steps)
-    if project is None:
-        return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json, verbose)
-    from holdfast.rounds.next_round import develop_in
-    from holdfast.rounds.project import Project
+    with stages_shown(quiet=quiet, verbose=verbose):
+        if resume is not None:
+            if round_file is not None or out is not None or project is not None or as_published:
+                raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
+            return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
+        if round_file is None:
+            raise UserError(
+                "which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`"
+            )
+        root = round_file.parent
+        values = read_toml(round_file)
+        check_sections(values, str(round_file))  # before torch is imported
+        stage("loading PyTorch")
+        config = parse(RoundConfig, values, str(round_file), root)
+        if seed is not None:
+            config = config.model_copy(update={"seed": seed})
+        if as_published:
+            # The paper has one model an evaluation: no refit of the target, no bias.
+            plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
+            config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
+        config = _with_train(config, device=device, shard=shard, steps=steps)
+        if project is None:
+            from holdfast.rounds.develop import develop as run
 
-    opened = Project.open(project, create=True)
-    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json, verbose)
+            return _end(run(config, out or Path("runs") / round_file.stem, root, quiet=quiet), as_json, verbose)
+        from holdfast.rounds.next_round import develop_in
+        from holdfast.rounds.project import Project
+
+        opened = Project.open(project, create=True)
+        return _end(
+            develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet), as_json, verbose
+        )
 
 
 def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> RoundResult:
