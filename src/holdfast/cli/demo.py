@@ -23,7 +23,8 @@ def demo(
     """Forgetting and its cure, on handwritten digits that need no download; under two minutes on two cores.
 
     Trains a small base model that has seen two eights in its life, then teaches it the eight by plain fine-tuning and
-    by holdfast, from the same images in the same number of steps. It prints whatever came out, and leaves a page to open.
+    by holdfast, from the same images in the same number of steps. It prints whatever came out,
+    and leaves a page to open.
     """
     from rich.console import Console
     from rich.text import Text
