@@ -281,7 +281,9 @@ class Round:
 
         def sealed_predictions(which: Candidate | str) -> pa.Table:
             assert sealed is not None
-            stage(f"scoring {which.name if isinstance(which, Candidate) else which} on the sealed images")
+            stage(
+                f"scoring {which.name if isinstance(which, Candidate) else f'the {which} model'} on the sealed images"
+            )
             if isinstance(which, Candidate):
                 return self.predict(self.model(which), sealed)
             if which == FIRST:
