@@ -25,6 +25,11 @@ HEAVY = ("torch", "torchvision", "open_clip", "transformers", "safetensors", "sk
 BLOCKER = f"import sys\nfor name in {HEAVY!r}:\n    sys.modules[name] = None\n"
 SPEC = {"clear": (500, 5, 3), "snowy": (400, 4, 1), "foggy": (60, 20, 1)}
 NEEDS_TORCH = ("develop round.toml", "demo", "tune tune.toml", "evaluate a b", "export a b", "bench", "diagnose run")
+ROUND = """
+task.target = "eight"
+data.source.kind = "digits"
+model.architecture = "tiny"
+"""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -107,8 +112,11 @@ def test_a_source_is_looked_at(light: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", NEEDS_TORCH)
-def test_what_needs_more_says_so_in_a_sentence(light: Run, tried: Callable[..., None], command: str) -> None:
+def test_what_needs_more_says_so_in_a_sentence(
+    light: Run, tried: Callable[..., None], tmp_path: Path, command: str
+) -> None:
     tried("bad inputs")
+    (tmp_path / "round.toml").write_text(ROUND)  # a mistake in it would be told first, which needs no torch
     done = light("-m", "holdfast", *command.split())
     assert done.returncode == 2
     sentence = f"error: holdfast {command.split(maxsplit=1)[0]} needs PyTorch; do: pip install 'holdfast[train]'\n"

@@ -39,6 +39,7 @@ BELOW = (
     "artifacts",
     "chained",
     "locks",
+    "stages",
     "config",
     "runtime",
 )  # every room may use these
@@ -53,6 +54,7 @@ LIGHT = (
     "cli.__init__",
     "cli.verdicts",
     "candidates.select",
+    "rounds.outcome",
     "rounds.project",
     "rounds.verify",
     "data.sources",

@@ -162,3 +162,9 @@ def test_many_tasks_over_processes_give_the_same(monkeypatch: pytest.MonkeyPatch
     tasks = [Counts(f"t{k}", 100 + k, k, 2) for k in range(6)]
     margins = {one.task: 0.01 for one in tasks}
     assert evaluate(tasks, margins, 0.05, workers=2) == evaluate(tasks, margins, 0.05)
+
+
+def test_the_claim_names_margins_in_points() -> None:
+    result = evaluate([GOOD], {GOOD.task: 0.025}, 0.05)
+    assert "loses less accuracy than 2.5 points" in result.wording()
+    assert "loses less accuracy than 0.025" in result.wording(in_points=False)

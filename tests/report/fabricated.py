@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from holdfast.artifacts import PREDICTIONS, RunFolder, write_json, write_predictions
-from holdfast.candidates.select import Candidate, blocking_task, frontier, gain_by_margin
+from holdfast.candidates.select import Candidate, blocking_task, described, frontier, gain_by_margin
 from holdfast.certify.certificate import Settings, run_test
 from holdfast.certify.ledger import Budget
 from holdfast.certify.report import report
@@ -112,7 +112,10 @@ def made_up_run(
     write_json(folder.state, {"status": "done", "version": "0.1.0", "root": str(root.parent), "parent": "sha256:0",
                               "data": "sha256:1", "fingerprint": "sha256:2", "problems": [],
                               "counts": {"dev": each * len(classes), "sealed": each * len(classes)}})  # fmt: skip
-    best = chosen or max(candidates, key=lambda one: one.dev.target_gain)
+    order = [candidate.name for candidate in candidates] if sealed != "none" else []
+    gains = {candidate.name: candidate.dev.target_gain for candidate in candidates}
+    shown = described(chosen.name if chosen else None, order, gains)
+    best = next(candidate for candidate in candidates if candidate.name == shown)
     write_json(
         folder.result,
         {
@@ -120,7 +123,7 @@ def made_up_run(
             "chosen": chosen.name if chosen else None,
             "verdict": {"passed": "certified", "open": "certified", "failed": "undecided", "none": None}[sealed],
             "reason": "proven on the sealed images" if not kept else "the sealed images did not prove it",
-            "order": [one.name for one in candidates] if sealed != "none" else [],
+            "order": order,
             "certificate": told,
             "target": target,
             "protected": list(protected),

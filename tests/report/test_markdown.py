@@ -51,7 +51,7 @@ def test_every_number_is_the_reports(table: Path) -> None:
         assert number(told["margin"]) == row["margin"] * 100
         assert number(told["change at least"]) == pytest.approx(row["simultaneous_lower_bound"] * 100, abs=0.005)
         p = told["p"].removeprefix("&lt;")
-        assert float(p) == pytest.approx(row["p_value"], abs=0.0005) or told["p"].startswith("&lt;")
+        assert float(p) == pytest.approx(row["p_adjusted"], abs=0.0005) or told["p"].startswith("&lt;")
         assert told["verdict"].split()[1] == row["verdict"]
     needed = next(row["needed"] for row in reported["tasks"] if row["task"] == "snowy")
     assert f"about {needed} would" in markdown

@@ -120,6 +120,18 @@ def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [candidate for candidate in candidates if most <= 0 or candidate.dev.target_gain >= _WORTH * most]
 
 
+def described(chosen: str | None, order: Sequence[str], gains: Mapping[str, float]) -> str | None:
+    """The candidate that every account of a round is about: the one that ships, or the first that was tested.
+
+    Where none was tested, the one with the largest gain on dev images (``gains``); None where there is none at all.
+    """
+    if chosen is not None:
+        return chosen
+    if order:
+        return order[0]
+    return max(gains, key=gains.__getitem__, default=None)
+
+
 def frontier(points: Iterable[tuple[str, Comparison]]) -> list[dict[str, Any]]:
     """Evaluations that no other beats on both counts: worst change of a protected task, and gain of the target."""
     ranked = sorted(points, key=lambda point: (-point[1].target_gain, -point[1].dev_safety))

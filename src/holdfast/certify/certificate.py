@@ -212,12 +212,15 @@ def verify_certificate(path: Path) -> dict[str, Any]:
         return certificate
     reported = certificate["report"]
     check_lemma(reported, path)
+    result = run_test(paired, settings)
     again = report(
-        run_test(paired, settings),
+        result,
         confidence=settings.confidence,
         complexity=reported["lemma_1"]["C"],
         rate=reported["lemma_1"]["alpha"],
     )
+    if reported.get("claim_tested") == result.wording(in_points=False):  # of an earlier version
+        again["claim_tested"] = reported["claim_tested"]
     _compare(path, reported, again)
     return certificate
 

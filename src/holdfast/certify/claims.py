@@ -150,14 +150,18 @@ class Result:
             "level": self.delta,
         }
 
-    def wording(self) -> str:
-        """The claim that was tested, in a sentence, with the correction that it took."""
+    def wording(self, *, in_points: bool = True) -> str:
+        """The claim that was tested, in a sentence, with the correction that it took.
+
+        Certificates of earlier versions have the margin as a fraction: ``in_points=False``.
+        """
         m = len(self.tasks)
         tasks = "the one protected task" if m == 1 else f"every one of the {m} protected tasks"
         groups = [task.counts for task in self.tasks if task.counts.members]
         pooled = f" ({', '.join(g.task + ' pools ' + ' + '.join(g.members) for g in groups)})" if groups else ""
         margins = sorted({task.margin for task in self.tasks})
-        loss = f"{margins[0]:g}" if len(margins) == 1 else "its margin"
+        single = f"{margins[0] * 100:g} points" if in_points else f"{margins[0]:g}"
+        loss = single if len(margins) == 1 else "its margin"
         target = f"; and the accuracy on the target {self.target.counts.task} rose" if self.target else ""
         sentence = {
             Claim.ALL: f"on {tasks}{pooled} the new model loses less accuracy than {loss}{target}",

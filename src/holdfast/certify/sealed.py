@@ -175,7 +175,7 @@ def check_possible(plan: SealedClaim) -> None:
         f"too few sealed images: no outcome could certify {', '.join(sorted(hopeless))}",
         expected=f"at least {enough} images of {task} before any outcome can pass at level {plan.budget.level:g}, and "
         f"many more for a fair chance (`holdfast plan`)",
-        found=f"{plan.images[task]} images of {task}, margin {margin:g}",
+        found=f"{plan.images[task]} images of {task}, margin {margin * 100:g} points",
         do="seal more images; no query was spent",
     )
 

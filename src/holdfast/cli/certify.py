@@ -65,6 +65,7 @@ def certify(
         Path | None, typer.Option(help="Ledger of sealed sets. Default: $HOLDFAST_LEDGER, or yours.")
     ] = None,
     as_json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Of a run: every class and the promise.")] = False,
 ) -> int:
     """Prove that no protected task lost more than its margin, or say what is missing.
 
@@ -76,7 +77,7 @@ def certify(
     if run is not None:
         if predictions or old or new:
             raise UserError("a run and predictions at once", do="give either RUN or --predictions")
-        return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json)
+        return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json, verbose)
     from holdfast.certify.predictions import certify as test
     from holdfast.certify.predictions import certify_sequentially
     from holdfast.cli.verdicts import print_json, print_report
@@ -245,6 +246,7 @@ def verify(
     from holdfast.cli.verdicts import print_json
 
     path = certificate / "certificate.json" if certificate.is_dir() else certificate
+    _check_decided(certificate)
     held = verify_certificate(path)
     reported = {
         "holds": True,
@@ -261,6 +263,17 @@ def verify(
     return int(Exit.DONE)
 
 
+def _check_decided(path: Path) -> None:
+    """A run whose candidate was rejected has no certificate: say which candidate, and why."""
+    from holdfast.artifacts import RunFolder, read_json
+
+    run = RunFolder(path)
+    if run.result.is_file() and not run.certificate.exists() and read_json(run.result).get("kept_old"):
+        from holdfast.rounds.outcome import nothing_certified
+
+        raise nothing_certified(run)
+
+
 def _certify_run(
     path: Path,
     margins: tuple[float | None, dict[str, float]],
@@ -268,16 +281,21 @@ def _certify_run(
     ledger: Path | None,
     summary: Path | None,
     as_json: bool,
+    verbose: bool,
 ) -> int:
     """A query of the sealed images of a run, or what its certificate says already."""
+    from rich.console import Console
+
     from holdfast.artifacts import RunFolder
     from holdfast.certify.certificate import verify_certificate
-    from holdfast.cli.verdicts import print_json, print_sealed
+    from holdfast.cli.verdicts import print_json, print_outcome, print_sealed
+    from holdfast.rounds.outcome import read_outcome
 
     run = RunFolder.open(path)
     if run.certificate.exists():
         reported = verify_certificate(run.certificate)["report"]
     else:
+        _check_decided(path)
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
         reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
@@ -285,7 +303,9 @@ def _certify_run(
     if as_json:
         print_json(reported)
     else:
-        print_sealed(reported)
+        print_outcome(Console(highlight=False), read_outcome(run, reported))
+        if verbose:
+            print_sealed(reported)
     return int(Exit.DONE if reported["verdict"] == "certified" else Exit.UNDECIDED)
 
 

@@ -54,6 +54,7 @@ def develop(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every stage, and every class at the end.")] = False,
 ) -> int:
     """Run one round of development: train, choose, certify, hand back a model.
 
@@ -65,37 +66,48 @@ def develop(
     """
     from holdfast.cli.forecasts import print_opening
     from holdfast.config import RoundConfig, parse, read_toml
-    from holdfast.rounds.develop import develop as run
+    from holdfast.config.round import check_sections
+    from holdfast.stages import stage, stages_shown
 
     if project is not None and out is not None:
         raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
     if parent is not None and project is None:
         raise UserError("--parent without --project", do="say which project with --project DIR")
-    if resume is not None:
-        if round_file is not None or out is not None or project is not None or as_published:
-            raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
-        return _end(_resumed(resume, device, shard, quiet), as_json)
-    if round_file is None:
-        raise UserError("which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`")
-    root = round_file.parent
-    config = parse(RoundConfig, read_toml(round_file), str(round_file), root)
-    if seed is not None:
-        config = config.model_copy(update={"seed": seed})
-    if as_published:
-        # The paper has one model an evaluation: no refit of the target, no bias.
-        plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
-        config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
-    config = _with_train(config, device=device, shard=shard, steps=steps)
-    required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening
-    if project is None:
-        folder = out or Path("runs") / round_file.stem
-        return _end(run(config, folder, root, quiet=quiet, require_chance=required, show_plan=show), as_json)
-    from holdfast.rounds.decide import PlanCheck
-    from holdfast.rounds.next_round import develop_in
-    from holdfast.rounds.project import Project
+    with stages_shown(quiet=quiet, verbose=verbose):
+        if resume is not None:
+            if round_file is not None or out is not None or project is not None or as_published:
+                raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
+            return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
+        if round_file is None:
+            raise UserError(
+                "which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`"
+            )
+        root = round_file.parent
+        values = read_toml(round_file)
+        check_sections(values, str(round_file))  # before torch is imported
+        stage("loading PyTorch")
+        config = parse(RoundConfig, values, str(round_file), root)
+        if seed is not None:
+            config = config.model_copy(update={"seed": seed})
+        if as_published:
+            # The paper has one model an evaluation: no refit of the target, no bias.
+            plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
+            config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
+        config = _with_train(config, device=device, shard=shard, steps=steps)
+        required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening
+        if project is None:
+            from holdfast.rounds.develop import develop as run
 
-    opened, plan = Project.open(project, create=True), PlanCheck(required, show)
-    return _end(develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet, plan=plan), as_json)
+            folder = out or Path("runs") / round_file.stem
+            found = run(config, folder, root, quiet=quiet, require_chance=required, show_plan=show)
+            return _end(found, as_json, verbose)
+        from holdfast.rounds.decide import PlanCheck
+        from holdfast.rounds.next_round import develop_in
+        from holdfast.rounds.project import Project
+
+        opened, plan = Project.open(project, create=True), PlanCheck(required, show)
+        found = develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet, plan=plan)
+        return _end(found, as_json, verbose)
 
 
 def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> RoundResult:
@@ -120,7 +132,7 @@ def _resumed(run: Path, device: str | None, shard: str | None, quiet: bool) -> R
     return develop(config, run, root, resume=True, quiet=quiet)
 
 
-def _end(result: RoundResult, as_json: bool) -> int:
+def _end(result: RoundResult, as_json: bool, verbose: bool) -> int:
     """Print the result; the exit code."""
     from holdfast.cli.tables import print_round
     from holdfast.runtime import speaks
@@ -128,7 +140,7 @@ def _end(result: RoundResult, as_json: bool) -> int:
     if not speaks():
         # torchrun ends all ranks when one of them ends with another code than 0: the first has files to write still.
         return int(Exit.DONE)
-    print_round(result, as_json=as_json)
+    print_round(result, as_json=as_json, verbose=verbose)
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 
 

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.artifacts import read_json
+from holdfast.cli.verdicts import print_outcome, print_sealed
 from holdfast.evaluate.metrics import Comparison
+from holdfast.rounds.outcome import read_outcome
 from holdfast.rounds.result import RoundResult, comparison_json
 
 
@@ -51,27 +53,30 @@ def comparison_table(title: str, columns: Sequence[tuple[str, Comparison]]) -> T
     return table
 
 
-def print_round(result: RoundResult, *, as_json: bool) -> None:
-    """The end of a round: the table, and in a sentence what is handed back."""
+def print_round(result: RoundResult, *, as_json: bool, verbose: bool = False) -> None:
+    """The end of a round: the verdict in a few lines; every class, and what a margin would buy, where asked for."""
     if as_json:
         scores = {"dev": result.dev, "test": result.test}
         reported = {role: comparison_json(item) if item else None for role, item in scores.items()}
         print(json.dumps({"run": str(result.folder.root), **result.decision.to_json(), **reported}))
         return
     console = Console(highlight=False)
-    if result.kept_old:
-        title = f"on dev images, the candidate that gained most on {result.dev.target} (not handed back)"
-        console.print(comparison_table(title, [("candidate", result.dev)]))
-        _print_frontier(console, result)
-    elif result.test is not None:
-        console.print(comparison_table("on test images, scored once", [("new", result.test)]))
-    else:
-        console.print(comparison_table("on dev images", [("new", result.dev)]))
-    if result.decision.reported is not None and "sealed" in result.decision.reported:
-        from holdfast.cli.verdicts import print_sealed
+    print_outcome(console, read_outcome(result.folder))
+    if verbose:
+        _print_details(console, result)
 
+
+def _print_details(console: Console, result: RoundResult) -> None:
+    """Every class on dev and test images, on the sealed ones as far as they may be shown, and the frontier."""
+    shown = "tested and not handed back" if result.decision.order else "not handed back"
+    title = f"on dev images, the candidate that was {shown}" if result.kept_old else "on dev images"
+    console.print(comparison_table(title, [("candidate" if result.kept_old else "new", result.dev)]))
+    if result.test is not None and not result.kept_old:
+        console.print(comparison_table("on test images, scored once", [("new", result.test)]))
+    if result.decision.reported is not None and "sealed" in result.decision.reported:
         print_sealed(result.decision.reported)
-    console.print(sentence(result), soft_wrap=True)
+    if result.kept_old:
+        _print_frontier(console, result)
 
 
 def _print_frontier(console: Console, result: RoundResult) -> None:
@@ -84,17 +89,3 @@ def _print_frontier(console: Console, result: RoundResult) -> None:
     for item in bought:
         table.add_row(f"{item['margin'] * 100:g} points", f"{item['target_gain'] * 100:+.1f} points")
     console.print(table)
-
-
-def sentence(result: RoundResult) -> Text:
-    """What happened, in words."""
-    where = f"Model in {result.folder.model}."
-    if result.kept_old:
-        return Text(f"The old model is handed back: {result.decision.reason}. {where}", style="bold yellow")
-    gain = result.dev.target_gain * 100
-    proof = "certified" if result.decision.certified else "not certified"
-    return Text(
-        f"{result.chosen}, {proof}: {result.dev.target} {gain:+.1f} points on dev images; {result.decision.reason}. "
-        f"{where}",
-        style="bold green" if result.decision.certified else "bold",
-    )

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from holdfast.rounds.outcome import Outcome
+
 STYLES = {"certified": "bold green", "regressed": "bold red", "undecided": "bold yellow"}
 MARKS = {"certified": "✓", "regressed": "▼", "undecided": "?"}
+HEADLINES: dict[tuple[str | None, bool], str] = {  # by verdict, and whether the old model is handed back
+    ("certified", False): "certified: the new model may take the place of the old one",
+    ("certified", True): "certified, and yet the old model is handed back",
+    ("undecided", False): "undecided: the new model is not proven to keep every class",
+    ("undecided", True): "undecided: the old model is kept, the new one is not proven",
+    (None, False): "not certified: the new model was chosen on dev images alone",
+    (None, True): "the old model is kept: no candidate was good enough on dev images",
+}
+_LABEL = 13  # columns of the names before the values
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -25,12 +39,70 @@ def percent(value: float, digits: int = 2) -> str:
     return f"{value * 100:+.{digits}f}"
 
 
-def _p(value: float) -> str:
+def _p(value: float, level: float) -> str:
+    """A p-value; one that is above the level never reads as if it were not."""
+    if round(value, 3) <= level < value:
+        return f">{level:.3g}"
     return "<1e-6" if value < 1e-6 else f"{value:.2g}" if value < 0.001 else f"{value:.3f}"
 
 
 def _verdict(value: str) -> Text:
     return Text(f"{MARKS[value]} {value}", style=STYLES[value])
+
+
+def print_outcome(console: Console, ended: Outcome) -> None:
+    """The end of a round in at most ten lines of 80 columns: the verdict first, the next command last."""
+    mark = f"{MARKS[ended.verdict]} " if ended.verdict in MARKS else ""
+    style = STYLES.get(ended.verdict or "", "bold")
+    headline = HEADLINES[ended.verdict, ended.kept_old]
+    console.print(Text(f"{mark}{headline}", style=style), soft_wrap=True)
+    for label, value in _outcome_lines(ended):
+        _print_field(console, label, value)
+    handed = f"{'the old model' if ended.kept_old else 'the new model'}, in {ended.run / 'model'}"
+    # A path and a command are to be copied: never broken over lines.
+    console.print(Text(f"{'handed back':<{_LABEL}}{handed}"), soft_wrap=True)
+    console.print(Text(f"{'next':<{_LABEL}}{_next(ended)}"), soft_wrap=True)
+
+
+def _print_field(console: Console, label: str, value: str) -> None:
+    width = max(20, min(console.width, 80) - _LABEL)
+    for place, line in enumerate(textwrap.wrap(value, width) or [""]):
+        console.print(Text(f"{'' if place else label:<{_LABEL}}{line}"), soft_wrap=True)
+
+
+def _outcome_lines(ended: Outcome) -> list[tuple[str, str]]:
+    """Which candidate, which class decided, what the target gained, and how the sealed set stands."""
+    lines: list[tuple[str, str]] = []
+    if ended.candidate is not None:
+        where = f"on {ended.sealed_images:,} sealed images" if ended.tested else "on dev images alone"
+        label = "tested" if ended.tested else "chosen" if not ended.kept_old else "best seen"
+        lines.append((label, f"{ended.candidate}, {where}"))
+    if not ended.tested:
+        lines.append(("because", ended.reason.splitlines()[0].rstrip(".")))
+    if ended.deciding is not None:
+        lines.append(("closest" if ended.verdict == "certified" else "decided by", ended.deciding.text()))
+        tested = ended.deciding.test_text()
+        if tested and ended.deciding.role == "sealed":
+            needed = ended.deciding.needed
+            more = f"; about {needed:,} images would decide it" if needed and ended.kept_old else ""
+            lines.append(("", f"{tested}{more}"))
+        elif ended.tested:
+            lines.append(("", "sealed images are not shown before their set is retired"))
+    lines.append(("target", f"{ended.target}: {ended.target_gain * 100:+.1f} points on {ended.target_role} images"))
+    if ended.sealed is not None:
+        left = "it is retired" if ended.sealed["retired"] else f"{ended.sealed['queries_left']} left"
+        lines.append(("sealed set", f"query {ended.sealed.get('queries', 1)} is spent; {left}"))
+    return lines
+
+
+def _next(ended: Outcome) -> str:
+    """The command to go on with."""
+    run = shlex.quote(str(ended.run))
+    if ended.test_left:
+        return f"holdfast certify {run}"
+    if ended.kept_old and not ended.tested:
+        return f"holdfast diagnose {run}"
+    return f"holdfast report {run}"
 
 
 def print_report(reported: Mapping[str, Any]) -> None:
@@ -39,8 +111,8 @@ def print_report(reported: Mapping[str, Any]) -> None:
     console.print(Text("verdict: ") + _verdict(reported["verdict"]))
     console.print(Text(f"claim:   {reported['claim_tested']}"))
     sequential = reported["claim"] == "sequential"
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("task", overflow="fold", min_width=8)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task", overflow="fold", min_width=4)
     last = ("e-value", "passed at") if sequential else ("p", "bound")
     for name in ("n", "gained", "lost", "change", "margin", *last):
         table.add_column(name, justify="right", no_wrap=True)
@@ -55,7 +127,7 @@ def print_report(reported: Mapping[str, Any]) -> None:
             str(row["lost"]),
             percent(row["difference"]),
             f"{row['margin'] * 100:g}",
-            *(_sequential_cells(row) if sequential else _cells(row)),
+            *(_sequential_cells(row) if sequential else _cells(row, reported["level"])),
             _verdict(row["verdict"]),
         )
     console.print(table)
@@ -64,8 +136,8 @@ def print_report(reported: Mapping[str, Any]) -> None:
     console.print(Text(f"promise: {reported['promise']}", style="dim"))
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, str]:
-    return _p(row["p_value"]), percent(row["simultaneous_lower_bound"])
+def _cells(row: Mapping[str, Any], level: float) -> tuple[str, str]:
+    return _p(row["p_adjusted"], level), percent(row["simultaneous_lower_bound"])
 
 
 def _sequential_cells(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -79,8 +151,9 @@ def _print_reading(console: Console, reported: Mapping[str, Any], rows: list[Any
     devsafety, lemma = reported["devsafety"], reported["lemma_1"]
     console.print(
         Text(
-            f"change, margin and bound in points. p: of this task alone, against a loss of the margin or more. bound: "
-            f"lower bounds on the change that hold together (Bonferroni).\n"
+            f"change, margin and bound in points. p: against a loss of the margin or more, corrected as the verdicts "
+            f"are; at most {reported['level']:.3g} passes. bound: lower bounds on the change that hold together "
+            f"(Bonferroni).\n"
             f"DevSafety: {percent(devsafety['observed'])} seen ({devsafety['worst_task']}), in the population at least "
             f"{percent(devsafety['lower_bound'])} ({devsafety['lower_bound_task']}); by the paper's Lemma 1 with C = "
             f"{lemma['C']:g}: {percent(lemma['lower_bound'])}."

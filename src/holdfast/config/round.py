@@ -19,9 +19,11 @@ from holdfast.config.base import (
     Positive,
     PositiveFloat,
     Two,
+    parse,
 )
 from holdfast.config.data import DataConfig, TaskConfig, check_templates
 from holdfast.config.method import MethodConfig
+from holdfast.config.renamed import upgraded
 from holdfast.errors import UserError
 
 DEFAULT_METHOD = "holdfast"
@@ -215,19 +217,25 @@ def default_method() -> MethodConfig:
     return find(DEFAULT_METHOD).settings()
 
 
-class RoundConfig(Config):
-    """A ROUND.toml: one round of development, from data to verdict."""
+class RoundSections(Config):
+    """The sections of a ROUND.toml; [method] is not looked into: only the method's own module knows its settings."""
 
     seed: NonNegative = 0
     task: TaskConfig
     data: DataConfig
     model: ModelConfig
-    method: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_settings)] = Field(default_factory=default_method)
+    method: Any = None
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     candidates: CandidatesConfig = CandidatesConfig()
     certify: CertifyConfig = CertifyConfig()
     """Asked for wherever there are sealed images."""
+
+
+class RoundConfig(RoundSections):
+    """A ROUND.toml: one round of development, from data to verdict."""
+
+    method: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_settings)] = Field(default_factory=default_method)
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
@@ -251,6 +259,15 @@ class RoundConfig(Config):
         if rate is None or self.train.head_learning_rate is not None:
             return self.train
         return self.train.model_copy(update={"head_learning_rate": rate})
+
+
+def check_sections(values: dict[str, Any], where: str) -> None:
+    """Find the mistakes of a ROUND.toml in every section but [method].
+
+    A method's module imports torch, which takes seconds: whoever misspelt another key hears of it at once.
+    """
+    today, _ = upgraded(values)  # former names are hinted at once, when the round is read
+    parse(RoundSections, today, where)
 
 
 class TuneConfig(Config):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.artifacts import RunFolder
+from holdfast.candidates.select import described
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.sealed import ClaimedSettings, read_sealed_claim
@@ -169,8 +170,7 @@ def read_run(path: Path) -> RunContent:
     reported, retired, entries, notes = _sealed(folder, settings, result)
     metrics = read_metrics(folder.metrics)
     candidates = [_candidate(item, target, result, reported) for item in result["candidates"]]
-    shipped = next((candidate for candidate in candidates if candidate.name == result["chosen"]), None)
-    shown = shipped or max(candidates, key=lambda candidate: candidate.dev.target_gain)
+    shown = _described(candidates, result)
     margins, confidence = margins_of(settings.certify, protected), settings.certify.confidence
     if reported is not None and retired and "devsafety" in reported:
         evidence = sealed_evidence(reported, _changes(_pair(folder, "old", "new", "sealed")))
@@ -200,6 +200,14 @@ def read_run(path: Path) -> RunContent:
         },
         notes=notes,
     )
+
+
+def _described(candidates: Sequence[Candidate], result: Mapping[str, Any]) -> Candidate:
+    """The candidate that the page is about: shipped, or tested and rejected."""
+    by_name = {candidate.name: candidate for candidate in candidates}
+    gains = {name: candidate.dev.target_gain for name, candidate in by_name.items()}
+    name = described(result["chosen"], list(result["order"]), gains)
+    return by_name[name] if name in by_name else max(candidates, key=lambda candidate: candidate.dev.target_gain)
 
 
 def _comparison(reported: Mapping[str, Any], target: str) -> Comparison:

@@ -25,7 +25,7 @@ class TaskRow:
     difference: float
     margin: float
     bound: float  # lower bound on the change; all of them hold together
-    p: float  # of H0: the loss reaches the margin
+    p: float  # of H0: the loss reaches the margin; where there is a verdict, corrected as the verdict is
     old: float | None
     new: float | None
     verdict: str | None  # of a certificate; dev images give none
@@ -61,6 +61,11 @@ class Evidence:
         return self.protected[0]
 
     @property
+    def deciding(self) -> TaskRow:
+        """The class that the verdict hangs on: the one with the largest p-value."""
+        return max(self.rows, key=lambda row: (row.p, -row.difference))
+
+    @property
     def dropped(self) -> int:
         """Protected tasks with fewer right answers than before."""
         return sum(item.difference < 0 for item in self.protected)
@@ -85,7 +90,7 @@ def _told_row(row: Mapping[str, Any], is_target: bool, accuracy: Mapping[str, tu
         row["difference"],
         row["margin"],
         row["simultaneous_lower_bound"],
-        row["p_value"],
+        row["p_adjusted"],
         old,
         new,
         row["verdict"],

@@ -59,7 +59,11 @@ def _evidence(reported: Mapping[str, Any]) -> list[str]:
             f"{MARKS[row['verdict']]} {row['verdict']}",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    bound = "" if sequential else " “Change at least”: lower bounds that hold together (Bonferroni)."
+    bound = (
+        ""
+        if sequential
+        else " p: corrected as the verdicts are. “Change at least”: lower bounds that hold together (Bonferroni)."
+    )
     lines += ["", f"Changes and margins in points of accuracy.{bound}", ""]
     open_tasks = [] if sequential else [row for row in rows if row["verdict"] == "undecided"]
     lines += [f"- {escaped(row['task'])}: {escaped(advice(row))}" for row in open_tasks]
@@ -67,7 +71,7 @@ def _evidence(reported: Mapping[str, Any]) -> list[str]:
 
 
 def _test(row: Mapping[str, Any]) -> tuple[str, str]:
-    return p_text(row["p_value"]).replace("<", "&lt;"), points(row["simultaneous_lower_bound"], 2)
+    return p_text(row["p_adjusted"]).replace("<", "&lt;"), points(row["simultaneous_lower_bound"], 2)
 
 
 def _passage(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -76,10 +76,12 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
-def p_text(value: float | None) -> str:
-    """A p-value."""
+def p_text(value: float | None, level: float | None = None) -> str:
+    """A p-value; one that is above ``level`` never reads as if it were not."""
     if value is None:
         return "–"
+    if level is not None and round(value, 3) <= level < value:
+        return f">{level:.3g}"
     return "<0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
 
 

@@ -84,6 +84,7 @@ def run_banner(content: RunContent) -> Markup:
     target_where = where if evidence.target else "dev"
     figures_ = [
         _figure(change_mark(target.difference), f"{content.target}, the target", f"{target_where} images"),
+        *_deciding_figure(content, where),
         _figure(change_mark(worst.difference), f"{worst.task}, the worst protected class", f"{where} images"),
         _figure(
             tag("span", f"{evidence.dropped} of {len(evidence.protected)}", class_="change"),
@@ -95,6 +96,15 @@ def run_banner(content: RunContent) -> Markup:
         ),
     ]
     return tag("div", banner(verdict_text(content)), tag("div", *figures_, class_="figures"))
+
+
+def _deciding_figure(content: RunContent, where: str) -> list[Markup]:
+    """The class that the verdict hung on, where it is another than the worst one and the target."""
+    deciding = content.evidence.deciding
+    if content.reported is None or deciding.is_target or deciding is content.evidence.worst:
+        return []
+    name = f"{deciding.task}, the class that decided"
+    return [_figure(change_mark(deciding.difference), name, f"{deciding.n:,} {where} images")]
 
 
 def _figure(value: Markup, name: str, note: str) -> Markup:
@@ -112,9 +122,10 @@ def tasks_section(content: RunContent) -> Markup:
     together = f"bounds hold together with confidence {content.confidence * 100:g} %"
     if evidence.role == "dev":
         together += " for a model fixed beforehand; dev images also chose this one, so they describe and do not prove"
+    tested = "corrected as the verdicts are" if evidence.role == "sealed" else "of this class alone"
     note = (
         f"On {named}. Dot: change in accuracy, in points. Whisker: down to its lower bound ({together}). Dashed: the "
-        f"accepted loss. p: of this class alone, against a loss of the margin or more."
+        f"accepted loss, in points. p: {tested}, against a loss of the margin or more."
     )
     heads = ["class", "change", "", "at least", "margin", "p", "lost", "gained", "old", "new", "images"]
     kinds = ["text", "number", None, *["number"] * 8]
@@ -131,7 +142,7 @@ def tasks_section(content: RunContent) -> Markup:
             (figures.forest_cell(row, scale), None),
             (points(row.bound) if row.bound > -1 else "–", row.bound),
             (f"{row.margin * 100:g}", row.margin),
-            (p_text(row.p), row.p),
+            (p_text(row.p, evidence.level), row.p),
             (str(row.lost), row.lost),
             (str(row.gained), row.gained),
             (percent(row.old), row.old),

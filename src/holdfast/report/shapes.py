@@ -52,6 +52,7 @@ _TESTED: dict[str, Shape] = {
     "difference": number,
     "simultaneous_lower_bound": number,
     "p_value": _SHARE,
+    "p_adjusted": _SHARE,
     "verdict": one_of(*Verdict),
     "needed": Maybe(count),
 }

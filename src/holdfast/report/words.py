@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.certify.claims import PROMISE
 from holdfast.report.content import RunContent
-from holdfast.report.markup import count, points
+from holdfast.report.markup import count, p_text, points
 
 KINDS = {"certified": "certified", "undecided": "undecided", None: "open"}
 
@@ -33,7 +33,7 @@ def verdict_text(content: RunContent) -> VerdictText:
             "Undecided",
             f"Keep the old model: it is not proven that every protected class keeps its accuracy {_margin(content)}.",
             claim_text(content),
-            f"{_sentence(content.result['reason'])} {_dev_sentence(content)}",
+            f"{_sentence(content.result['reason'])} {_rejected(content)}{_dev_sentence(content)}",
         )
     if content.kept_old:
         headline = "Keep the old model: no candidate gained on the target and lost nothing on dev images."
@@ -89,6 +89,20 @@ def _looks(content: RunContent) -> str:
     number = int(sealed.get("queries") or sealed.get("looks", 1))
     state = "the set is retired and shown here in full" if content.retired else "the set is still sealed"
     return f"query {number} of the ledger; {state}"
+
+
+def _rejected(content: RunContent) -> str:
+    """Which candidate was tested, and the class that decided; of a set that is still sealed, no number."""
+    if content.reported is None or not content.result["order"]:
+        return ""
+    deciding, level = content.evidence.deciding, content.evidence.level
+    if content.evidence.role != "sealed":
+        return f"Tested and rejected: {content.dev_name}. "
+    asked = "it must gain" if deciding.is_target else f"margin {deciding.margin * 100:g} points"
+    return (
+        f"Tested and rejected: {content.dev_name}. {deciding.task} decided it: {points(deciding.difference)} points on "
+        f"{count(deciding.n, 'sealed image')}, {asked}, p = {p_text(deciding.p, level)}; at most {level:.3g} passes. "
+    )
 
 
 def _dev_sentence(content: RunContent) -> str:

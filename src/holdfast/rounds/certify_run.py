@@ -24,12 +24,13 @@ from holdfast.certify.sealed import (
 )
 from holdfast.config import RoundConfig
 from holdfast.data.round import LabelledSet
-from holdfast.errors import UndecidedError, UserError
+from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.decide import FIRST, OLD, known_to, ledger_of
 from holdfast.rounds.develop import resume_config
+from holdfast.rounds.outcome import nothing_certified
 from holdfast.rounds.prepare import PreparedRound, prepare_round
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
 from holdfast.rounds.round import open_sealed
@@ -74,13 +75,8 @@ def _something_to_certify(run: RunFolder) -> None:
     """A run that is finished and hands back a new model; no look is spent on any other."""
     if not run.finished:
         raise UserError(f"the run {run.root} is not finished", do=f"go on with: holdfast develop --resume {run.root}")
-    result = read_json(run.result)
-    if result["kept_old"]:
-        raise UndecidedError(
-            f"the run {run.root} hands back the old model: there is nothing to certify",
-            found=result["reason"],
-            do="no look was spent; `holdfast report RUN` shows what stood in the way",
-        )
+    if read_json(run.result)["kept_old"]:
+        raise nothing_certified(run)
 
 
 @dataclass(frozen=True)

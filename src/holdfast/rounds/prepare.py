@@ -21,6 +21,7 @@ from holdfast.model.openclip import load_towers
 from holdfast.model.towers import TwoTowers
 from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
+from holdfast.stages import stage
 from holdfast.train.compute_mode import compute_mode
 
 DEFAULT_CLASS_TEMPERATURE = 0.05
@@ -85,14 +86,18 @@ def prepare_round(
     config: RoundConfig, root: Path, runtime: Runtime, check: Callable[[Survey], None] | None = None
 ) -> PreparedRound:
     """Data, old model and method of a round, on the device. ``check`` may refuse it before anything is loaded."""
+    stage("reading the sources")
     surveyed = survey(config.data, config.task, root=root)
     if check is not None:
         check(surveyed)
+    stage("loading the model")
     start = load_start(config.model, root, config.seed)
     view = start.towers.preprocess
+    stage("decoding the pictures")
     assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
     old = bind(start, assembled, config.model).frozen_copy()
     as_deployed = as_deployed_in(start.classifier, assembled.data.tasks, config.model.class_temperature)
+    stage(f"preparing the method {config.method.name}")
     ready = make_prepared(config, config.method, old, assembled, runtime)
     return replace(ready, as_deployed=None if as_deployed is None else as_deployed.to(runtime.device))
 

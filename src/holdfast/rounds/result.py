@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.candidates.select import Candidate
+from holdfast.candidates.select import Candidate, described
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.rounds.decide import Decision
 
@@ -34,9 +34,17 @@ class RoundResult:
 
     @property
     def dev(self) -> Comparison:
-        """What dev images say of the candidate that is handed back, or else of the one that gained most."""
-        best = self.decision.shipped or max(self.candidates, key=lambda candidate: candidate.dev.target_gain)
-        return best.dev
+        """What dev images say of the candidate that is handed back, or else of the one that was tested."""
+        return described_candidate(self.decision, self.candidates).dev
+
+
+def described_candidate(decision: Decision, candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate that ships, or that was tested and rejected; see :func:`holdfast.candidates.select.described`."""
+    by_name = {candidate.name: candidate for candidate in candidates}
+    gains = {name: candidate.dev.target_gain for name, candidate in by_name.items()}
+    name = described(decision.shipped.name if decision.shipped else None, decision.order, gains)
+    # An order written by an earlier version may call its candidates by other names.
+    return by_name[name] if name in by_name else max(candidates, key=lambda candidate: candidate.dev.target_gain)
 
 
 def read_result(folder: RunFolder) -> RoundResult:

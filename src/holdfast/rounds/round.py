@@ -65,8 +65,9 @@ from holdfast.rounds.decide import (
 )
 from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json
+from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
 from holdfast.runtime import Runtime, choose_device
+from holdfast.stages import stage
 from holdfast.train.loop import Progress, TrainSpec, train
 
 
@@ -94,6 +95,7 @@ class Round:
         self.config = inherit(config, self.root)
         self.runtime = runtime or Runtime(choose_device(config.train.device))
         self.prepared: PreparedRound = prepare_round(self.config, self.root, self.runtime, check)
+        stage("looking for sealed pictures that leaked into training")
         self.prepared.assembled.check_leaks()
         self.data: RoundData = self.prepared.assembled.data
         self.folder = _folder(folder)
@@ -117,6 +119,7 @@ class Round:
     def _begin(self) -> None:
         """Write down roles and fingerprints, and what the old model predicts on dev images."""
         self._write_state("training")
+        stage("scoring the old model on dev images")
         self.old_dev = self.predict_old(self.data.dev)
         self.old_training = None if self.training is None else self.predict_old(self.training)
         if self.runtime.is_main:
@@ -229,9 +232,11 @@ class Round:
         Those of one lambda share the image tower, and one pass of it over the dev images.
         """
         step = self.best_checkpoint()
+        stage(f"making candidates from {step}")
         models = self._candidate_models(step)
         made: list[Candidate] = []
         for lam in self.config.candidates.lambdas:
+            stage(f"scoring candidates at lambda {lam:g} on dev images")
             shared = models.at(lam)
             matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
             tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
@@ -276,6 +281,9 @@ class Round:
 
         def sealed_predictions(which: Candidate | str) -> pa.Table:
             assert sealed is not None
+            stage(
+                f"scoring {which.name if isinstance(which, Candidate) else f'the {which} model'} on the sealed images"
+            )
             if isinstance(which, Candidate):
                 return self.predict(self.model(which), sealed)
             if which == FIRST:
@@ -329,7 +337,6 @@ class Round:
         test = self.score_test(shipped)
         evaluated = self.evaluations()
         points = [*evaluated, *((candidate.name, candidate.dev) for candidate in candidates)]
-        best = decision.shipped or max(candidates, key=lambda candidate: candidate.dev.target_gain)
         if not self.runtime.is_main:
             return
         self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
@@ -342,7 +349,7 @@ class Round:
                 "target": self.data.tasks.target,
                 "protected": list(self.data.tasks.protected),
                 "candidates": [candidate_json(candidate) for candidate in candidates],
-                "dev": comparison_json(best.dev),
+                "dev": comparison_json(described_candidate(decision, candidates).dev),
                 "test": comparison_json(test) if test else None,
                 "frontier": frontier(points),
                 "gain_by_margin": gain_by_margin(points),
@@ -364,6 +371,7 @@ class Round:
             examples = self.data.open_test()
         except UserError:
             return None  # dev figures are all there is
+        stage("scoring test images")
         old = self.predict_old(examples)
         new = old if model is None else self.predict(model, examples)
         if self.runtime.is_main:

@@ -95,7 +95,9 @@ class NoProgress:
 def _headline(record: Mapping[str, Any]) -> dict[str, str]:
     names = {"dev_safety": "DevSafety", "target_gain": "target gain"}
     return {
-        name: f"{label} {record[name] * 100:+.1f} %" for name, label in names.items() if record.get(name) is not None
+        name: f"{label} {record[name] * 100:+.1f} points"
+        for name, label in names.items()
+        if record.get(name) is not None
     }
 
 
