@@ -138,7 +138,7 @@ def test_develop_is_refused_with_names() -> None:
     refuse_leaks(training, make([picture(n, 100, 80) for n in range(30, 40)], "sealed"))
     sealed = make([picture(50, 100, 80), picture(3, 100, 80), again(picture(4, 100, 80))], "sealed")
     with pytest.raises(
-        FaultError, match=r"2 pairs[\s\S]*train/3 = sealed/1 \(the same file\)[\s\S]*train/4 = sealed/2"
+        FaultError, match=r"2 pairs[\s\S]*train/3 = sealed/1 \(the same picture\)[\s\S]*train/4 = sealed/2"
     ):
         refuse_leaks(training, sealed)
 
