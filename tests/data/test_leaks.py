@@ -169,7 +169,7 @@ def test_roles_of_a_round_with_near_copies(tmp_path: Path) -> None:
     sealed = [row for row in clean.roles.to_pylist() if row["role"] == "sealed" and row["class"] == "cat"][:6]
     for number, row in enumerate(sealed):
         with Image.open(row["locator"]) as image:
-            image.convert("RGB").save(tmp_path / "cat" / f"again{number}.png")
+            image.convert("RGB").save(tmp_path / "cat" / f"again{number}.jpg", quality=60)
     leaky = assemble(config, task, size=16, interpolation="bicubic", seed=0, root=Path())
     planted = {
         row["example_id"] for row in leaky.roles.to_pylist() if row["role"] == "train" and "again" in row["locator"]

@@ -17,12 +17,24 @@ from PIL import Image
 
 from holdfast.data.catalogue import Catalogue, Problem, in_order
 from holdfast.data.dedup.hamming import HammingIndex
-from holdfast.data.dedup.signatures import Signatures, coarse_correlation, correlation, make_signatures, variant_hashes
+from holdfast.data.dedup.signatures import (
+    Signatures,
+    coarse_correlation,
+    correlation,
+    detail_correlation,
+    detail_share,
+    is_drawing,
+    make_signatures,
+    variant_hashes,
+)
 from holdfast.data.images import BadImage
 from holdfast.errors import FaultError
 
 DISTANCE = 8  # of 63 bits; measured on real photographs in benchmarks/leaks.py, as is the next
 CORRELATION = 0.92
+DETAIL_CORRELATION = 0.75  # of frequencies that two pictures share only if they are one, or of one moment
+DRAWING_CORRELATION = 0.985  # the same for drawings on plain ground: two sketches of a guitar reach 0.98
+LEAST_DETAIL = 0.005  # of a thumbnail's variance; with less the correlation of detail says nothing
 COARSE_SLACK = 0.02  # the correlation of low frequencies may be this much below that of whole thumbnails
 FEATURE_SIMILARITY = 0.97
 
@@ -173,9 +185,19 @@ def _cut_from(
         part = slice(start, start + 65536)
         values, mirrored = correlation(whole.thumbs[i[part]], cut.thumbs[j[part]])
         good = np.flatnonzero(values >= least)
+        good = good[_same_detail(whole.thumbs[i[part][good]], cut.thumbs[j[part][good]])]
         columns_of = (i[part][good], j[part][good], values[good], bits[part][good], mirrored[good])
         result.extend(zip(*(column.tolist() for column in columns_of), strict=True))
     return result
+
+
+def _same_detail(whole: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """[n]: whether pairs of thumbnails share more than their large shapes."""
+    if not len(whole):
+        return np.zeros(0, dtype=bool)
+    least = np.where(is_drawing(whole) | is_drawing(cut), DRAWING_CORRELATION, DETAIL_CORRELATION)
+    plain = np.minimum(detail_share(whole), detail_share(cut)) < LEAST_DETAIL
+    return plain | (detail_correlation(whole, cut) >= least)
 
 
 def _coarse(whole: Signatures, cut: Signatures, i: np.ndarray, j: np.ndarray, version: np.ndarray) -> np.ndarray:
@@ -249,27 +271,25 @@ class Repeated:
 def repeated_sealed(sealed: Pictures, dev: Pictures) -> list[Repeated]:
     """Sealed pictures that tell nothing of their own: near copies of dev pictures, and all but one of near copies.
 
-    Of sealed pictures that are nearly one the smallest id stays, whatever the order of the files. What is nearly the
-    same is not independent: the test would count one picture several times.
+    Of sealed pictures that are nearly one the smallest id stays, whatever the order of the files; no two that stay are
+    near copies. What is nearly the same is not independent: the test would count one picture several times.
     """
     found: dict[int, Repeated] = {}
     for match in find_leaks(sealed, dev):
         found.setdefault(match.a, Repeated(match.a, dev.names[match.b], "dev"))
-    leader = list(range(len(sealed)))
-
-    def lead(row: int) -> int:
-        while leader[row] != row:
-            leader[row] = leader[leader[row]]
-            row = leader[row]
-        return row
-
+    near: dict[int, list[int]] = defaultdict(list)
     for match in find_leaks(sealed):
-        if match.a not in found and match.b not in found:
-            first, second = sorted((lead(match.a), lead(match.b)), key=lambda row: sealed.ids[row])
-            leader[second] = first
-    for row in range(len(sealed)):
-        if lead(row) != row:
-            found[row] = Repeated(row, sealed.names[lead(row)], "sealed")
+        near[match.a].append(match.b)
+        near[match.b].append(match.a)
+    kept: set[int] = set()
+    for row in sorted(near, key=lambda row: sealed.ids[row]):
+        if row in found:
+            continue
+        earlier = next((other for other in near[row] if other in kept), None)
+        if earlier is None:
+            kept.add(row)
+        else:
+            found[row] = Repeated(row, sealed.names[earlier], "sealed")
     return [found[row] for row in sorted(found)]
 
 
