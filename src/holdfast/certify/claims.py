@@ -73,21 +73,6 @@ class Counts:
         return (self.gained - self.lost) / self.n
 
 
-def pool(counts: Sequence[Counts], groups: Mapping[str, Sequence[str]]) -> list[Counts]:
-    """Replace the members of each group by one task that holds their images together.
-
-    The claim is then about the group: the change in accuracy over its images together, drawn as they were drawn here.
-    """
-    inside = {member for members in groups.values() for member in members}
-    by_name = {count.task: count for count in counts}
-    pooled = [count for count in counts if count.task not in inside]
-    for name, members in groups.items():
-        ones = [by_name[member] for member in members]
-        sums = (sum(item.n for item in ones), sum(item.gained for item in ones), sum(item.lost for item in ones))
-        pooled.append(Counts(name, *sums, members=tuple(members)))
-    return pooled
-
-
 @dataclass(frozen=True)
 class TaskResult:
     """Evidence about one task."""
