@@ -31,7 +31,7 @@ from holdfast.certify.exact.region import FloatArray, IntArray
 from holdfast.certify.exact.score_test import GRID
 from holdfast.errors import UserError
 
-BETTING = "betting test on unit totals"
+BETTING = "betting test"
 _CHUNK = 12  # margins that a walk down the grid tries at a time
 
 
@@ -101,12 +101,34 @@ class UnitCounts(Counts):
 
     units: Units | None = None
     kind: str = "group"  # what a unit is: "group" or "row"
-    span: float = 1.0  # width of the range of scores: changes and margins are divided by it for the test
+    scored: bool = False  # changes of scores, not of right and wrong
 
     @property
     def difference(self) -> float:
-        """Weighted mean change, in the scores' own unit."""
-        return self.sample.change * self.span
+        """Weighted mean change."""
+        return self.sample.change
+
+    @property
+    def independent(self) -> int:
+        """Units."""
+        return len(self.sample.names)
+
+    @property
+    def measure(self) -> str:
+        """What changes."""
+        return "mean score" if self.scored else "accuracy"
+
+    def p_value(self, margin: float, level: float) -> float:
+        """By the betting test."""
+        return self.sample.p_value(margin, level)
+
+    def p_value_regressed(self, margin: float, level: float) -> float:
+        """By the betting test."""
+        return self.sample.p_value_regressed(margin, level)
+
+    def lower_bounds(self, levels: Sequence[float], margin: float) -> list[float]:
+        """By the betting test, over the same grid."""
+        return [self.sample.lower_bound(level, (margin,)) for level in levels]
 
     @property
     def sample(self) -> Units:
@@ -114,15 +136,22 @@ class UnitCounts(Counts):
         assert self.units is not None
         return self.units
 
-    def as_json(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """What a report tells beside the counts."""
         return {
-            "test": BETTING,
             "unit": self.kind,
-            "units": len(self.sample.names),
+            "units": self.independent,
             "largest_unit": self.sample.limit,
             "equal_units": self.sample.equal,
         }
+
+    def population(self) -> str:
+        """The units that the claim is about, in words."""
+        if self.kind == "row":
+            return "rows" if self.sample.limit == 1.0 else f"rows of weight up to {self.sample.limit:g}"
+        if self.sample.equal:
+            return "groups, each counted the same"
+        return f"groups of up to {self.sample.limit:g}"
 
 
 def units_of(
