@@ -31,6 +31,10 @@ _GROUPS = frozenset(
     | {"study", "subject", "template", "thread", "track", "trajectory", "trip", "user", "vehicle", "video", "visit"}
 )
 _WEIGHTS = frozenset({"weight", "weighting", "importance", "frequency", "multiplicity", "propensity"})
+# Numbers of rows, which writers add: they make copies of a row look different.
+_ROW_NUMBER = re.compile(
+    r"(unnamed: ?[0-9]+|__index_level_[0-9]+__|index|row|row[_ ]?(id|number|num|nr)|#|)", re.IGNORECASE
+)
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -64,6 +68,11 @@ def repeated(codes: IntArray, other_columns: bool) -> str | None:
     if other_columns and n / 2 <= kinds < n:
         return f"{n - kinds:,} of {n:,} rows equal an earlier row in every column"
     return None
+
+
+def is_row_number(name: str) -> bool:
+    """Whether a column of this name only numbers the rows."""
+    return _ROW_NUMBER.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,19 @@ def advice(row: Mapping[str, Any]) -> str:
     return "it has images enough for its margin and passes alone, or nearly; other tasks stand in the way"
 
 
+def input_lines(reported: Mapping[str, Any]) -> list[str]:
+    """What was left out of the claim, what was stated in place of ids, and what looks wrong about the table."""
+    left_out, noticed = reported.get("left_out") or [], reported.get("input") or {}
+    lines = [f"warning: {warning}" for warning in noticed.get("warnings", [])]
+    if left_out:
+        shown = ", ".join(f"{row['task']} ({row['n']}, {row['difference'] * 100:+.2f} points)" for row in left_out[:10])
+        more = f" and {len(left_out) - 10} more" if len(left_out) > 10 else ""
+        lines.append(f"left out of the claim (images, change in accuracy): {shown}{more}")
+    if noticed.get("distinct_rows"):
+        lines.append("without example ids: it was stated that each row is another image")
+    return lines
+
+
 def _two_digits_up(value: float) -> float:
     scale = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(value / scale - 1e-9) * scale

@@ -31,7 +31,7 @@ from holdfast.certify.columns import (
     whole_numbers,
 )
 from holdfast.certify.exact.region import IntArray
-from holdfast.certify.repeats import Unused, combined, repeated, unused_warning
+from holdfast.certify.repeats import Unused, combined, is_row_number, repeated, unused_warning
 from holdfast.certify.vocabulary import are_numbers, number, read_answers
 from holdfast.errors import UserError
 
@@ -160,7 +160,7 @@ def paired_table(table: pa.Table, labels: Iterable[str] = (), path: Path = Path(
         answers = read_answers({path: read["label"]}, task, predictions, labels, {"old": path, "new": path})
         old, new = answers.old.equals(answers.label), answers.new.equals(answers.label)
         numbers, warnings = answers.numbers, list(answers.warnings)
-    unused = [Unused(name, row_codes(table, raw)) for name, raw in names.items() if name not in used]
+    unused = [Unused(name, row_codes(table, raw)) for name, raw in names.items() if _is_unused(name, used)]
     read_codes = [codes for name in used if name != "example_id" for codes in [row_codes(table, names[name])]]
     inspection = _inspected(len(table), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
     disjoint = identity is not None and len(identity.names) == len(table)
@@ -291,7 +291,11 @@ def _unused_of_both(old: pa.Table, new: pa.Table, rows: IntArray, used: Sequence
         codes = row_codes(new, raw)
         found[name] = Unused(name, None if codes is None else codes[rows])
     found.update({name: Unused(name, row_codes(old, raw)) for name, raw in column_names(old).items()})
-    return [column for name, column in sorted(found.items()) if name not in used]
+    return [column for name, column in sorted(found.items()) if _is_unused(name, used)]
+
+
+def _is_unused(name: str, used: Sequence[str]) -> bool:
+    return name not in used and not is_row_number(name)
 
 
 # -- both -------------------------------------------------------------------------------------------------------------

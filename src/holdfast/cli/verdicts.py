@@ -133,6 +133,10 @@ def print_report(reported: Mapping[str, Any]) -> None:
     console.print(table)
     if not sequential:
         _print_reading(console, reported, rows)
+    from holdfast.certify.report import input_lines  # scipy: not for whoever prints JSON
+
+    for line in input_lines(reported):
+        console.print(Text(line, style="yellow"))
     console.print(Text(f"promise: {reported['promise']}", style="dim"))
 
 
