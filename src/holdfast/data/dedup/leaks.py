@@ -1,8 +1,9 @@
 """Leaks: the same picture, or nearly the same, where two sets must not share any.
 
-Exact copies are found by the hash of their pixels. Near copies (encoded again, resized, mirrored, up to 5 % cut off any side) are
-found by perceptual hash without comparing all pairs (:mod:`holdfast.data.dedup.hamming`), and every candidate is
-checked by correlating thumbnails. Features of a model, where a callable hands them in, find further ones.
+Exact copies are found by the hash of their pixels. Near copies (encoded again, resized, mirrored, up to 5 % cut off any
+side) are found by perceptual hash without comparing all pairs (:mod:`holdfast.data.dedup.hamming`), and every candidate
+is checked by correlating thumbnails, and the detail in them. Features of a model, where a callable hands them in, find
+further ones.
 """
 
 from __future__ import annotations
