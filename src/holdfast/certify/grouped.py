@@ -200,7 +200,7 @@ def checked_limit(sizes: FloatArray, names: Sequence[str], limit: float | None) 
                 do=f"give --largest-unit {sizes[largest]:g} or more, or let every group count the same: --equal-groups",
             )
         return float(sizes[largest])
-    if not (np.isfinite(limit) and limit > 0.0):
+    if not limit > 0.0:
         raise UserError(f"a largest unit of {limit:g} is not usable", expected="a number above 0")
     if sizes[largest] > limit * (1 + 1e-9):
         raise UserError(

@@ -40,6 +40,10 @@ class Layout:
             low, high = self.score_range
             if not (np.isfinite([low, high]).all() and low < high):
                 raise UserError(f"the range {low:g},{high:g} of scores is not usable", expected="LOW,HIGH such as 0,1")
+        if self.largest_unit is not None and not (np.isfinite(self.largest_unit) and self.largest_unit > 0):
+            raise UserError(f"a largest unit of {self.largest_unit:g} is not usable", expected="a number above 0")
+        if self.largest_unit is not None and self.group is None and self.weight is None:
+            raise UserError("--largest-unit without --group or --weight", do="leave it out: rows count alike")
         if self.equal_groups and self.group is None:
             raise UserError("--equal-groups without groups", do="name the column of groups with --group")
         if self.equal_groups and self.largest_unit is not None:
@@ -69,12 +73,18 @@ class Measured:
     weights: FloatArray | None
     scored: bool
 
+    def summary(self, task: str, rows: IntArray) -> Counts:
+        """The rows of one task as units that are only described: their limit is not checked."""
+        return self._counted(task, rows, (), float("inf"))
+
     def counts(self, task: str, rows: IntArray, members: tuple[str, ...] = ()) -> Counts:
-        """The rows of one task as units."""
+        """The rows of one task as units to test."""
+        return self._counted(task, rows, members, self.layout.largest_unit)
+
+    def _counted(self, task: str, rows: IntArray, members: tuple[str, ...], limit: float | None) -> Counts:
         changes = self.changes[rows]
         weights = None if self.weights is None else self.weights[rows]
         kept = np.ones(len(rows), dtype=np.bool_)
-        limit = self.layout.largest_unit
         if task in self.layout.largest_units and not self.layout.equal_groups:
             limit = self.layout.largest_units[task]
             sizes = np.bincount(self.units[rows], weights, minlength=len(self.names))
@@ -92,6 +102,9 @@ class Measured:
         up, down = int((changes[kept] > 0).sum()), int((changes[kept] < 0).sum())
         kind = "row" if self.layout.group is None else "group"
         number = int(kept.sum())
+        plain = weights is None and not self.scored and not units.equal
+        if plain and (units.limit == 1.0 or (limit == np.inf and len(units.names) == number)):
+            return Counts(task, number, up, down, members)  # groups of one image: the exact test
         return UnitCounts(task, number, up, down, members, units=units, kind=kind, scored=self.scored)
 
     def disjoint(self, task: IntArray) -> bool:
@@ -148,6 +161,13 @@ def _weights(tables: Sequence[tuple[pa.Table, Path, IntArray | None]], name: str
     if (values < 0).any():
         raise UserError(f"column {name} of {path} holds a weight below 0", expected="weights from 0 on")
     return values if rows is None else values[rows]
+
+
+def are_rights_and_wrongs(old: FloatArray, new: FloatArray, layout: Layout) -> bool:
+    """Whether scores are all 0 or 1 of a range that nobody declared: a metric that knows right and wrong only."""
+    if layout.score_range is not None or layout.weight is not None or layout.group is not None:
+        return False
+    return bool(np.isin(old, (0.0, 1.0)).all() and np.isin(new, (0.0, 1.0)).all())
 
 
 def read_scores(table: pa.Table, name: str, path: Path, layout: Layout) -> FloatArray:

@@ -206,6 +206,16 @@ def units_needed(population: Population, margin: float, level: float, power: flo
     return enough
 
 
+def sufficient_units(population: Population, margin: float, level: float, power: float) -> int | None:
+    """A number of units that does, found in steps of 15 %: quicker than the smallest one. None where none is found."""
+    units = formula_units(population, margin, level, power)
+    for _ in range(12):
+        if unit_power(population, units, margin, level, _SETS // 2) >= power:
+            return units
+        units = math.ceil(units * 1.15)
+    return None
+
+
 def best_unit_margin(population: Population, units: int, level: float, power: float) -> float | None:
     """The smallest margin, in steps of 0.0005, that so many units show with the wanted power; None where none does."""
     sets = min(4000, max(_SETS, math.ceil(20.0 / (1.0 - power))))

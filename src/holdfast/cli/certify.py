@@ -61,6 +61,19 @@ def certify(
     distinct_rows: Annotated[
         bool, typer.Option("--distinct-rows", help="State, for lack of example_id, that each row is another image.")
     ] = False,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="What rows were drawn with: a video, a patient, a prompt.")
+    ] = None,
+    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="Weights of rows, from 0 on.")] = None,
+    score_range: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="Test old_score,new_score, which lie in it. Default: 0,1.")
+    ] = None,
+    largest_unit: Annotated[
+        float | None, typer.Option(metavar="N", help="Most rows (or weight) that a group may have, fixed beforehand.")
+    ] = None,
+    equal_groups: Annotated[
+        bool, typer.Option("--equal-groups", help="Every group counts the same, whatever its size.")
+    ] = False,
     lemma_constant: Annotated[
         float | None, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside. Default: 0.")
     ] = None,
@@ -83,9 +96,12 @@ def certify(
     run, tables = _given(paths or [])
     fixed_set = {"pool": pool, "lemma_constant": lemma_constant, "out": out}
     named = {"old_model": old_model, "new_model": new_model, "data": data}
+    layout = {"group": group, "weight": weight, "score_range": _range(score_range), "largest_unit": largest_unit}
+    layout |= {"equal_groups": equal_groups}
     if run is not None:
         of_tables = {"predictions": predictions, "old": old, "new": new, "target": target, "claim": claim}
         of_tables |= {"tasks": tasks, "labels": labels, "sequential": sequential, "distinct_rows": distinct_rows}
+        of_tables |= layout
         refuse_ignored(
             "a run", {**of_tables, **fixed_set, **named}, "give either RUN or predictions: a run says the rest"
         )
@@ -95,7 +111,7 @@ def certify(
             "predictions", {"ledger": ledger, "verbose": verbose}, "leave it out: it is for the sealed images of a run"
         )
     if sequential:
-        other = {**fixed_set, **named, "claim": None if claim == "all" else claim}
+        other = {**fixed_set, **named, **layout, "claim": None if claim == "all" else claim}
         refuse_ignored(
             "--sequential", other, "leave one of them out: it tests the claim `all`, on images that keep arriving"
         )
@@ -124,7 +140,7 @@ def certify(
     else:
         workers = min(4, os.cpu_count() or 1)
         claimed |= {"claim": claim or "all", "pools": _pools(pool or []), "lemma_constant": lemma_constant or 0.0}
-        result = test(*files, **claimed, workers=workers)
+        result = test(*files, **claimed, **layout, workers=workers)
         reported = result.to_json()
         if out is not None:
             result.write(out, {name.replace("_", " "): path for name, path in named.items() if path is not None})
@@ -382,6 +398,17 @@ def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float
         else:
             default = value
     return default, single
+
+
+def _range(text: str | None) -> tuple[float, float] | None:
+    """The range of scores."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise UserError(f"--score-range {text} is no range", expected="LOW,HIGH such as 0,1") from error
+    return low, high
 
 
 def _names(text: str | None) -> list[str]:
