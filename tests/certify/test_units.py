@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
-from typer.testing import CliRunner
 
 import holdfast
 from holdfast.certify.certificate import read_certificate, verify_certificate
@@ -18,8 +17,8 @@ from holdfast.certify.claims import EXACT
 from holdfast.certify.grouped import BETTING, UnitCounts, units_of
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed import Candidates, certify_candidates, check_possible, largest_groups, sealed_claim
-from holdfast.cli import app
 from holdfast.errors import FaultError, UndecidedError, UserError
+from tests.certify.test_cli import Shell
 
 
 def rows(videos: int, frames: int, *, task: str = "clear", lost: int = 0) -> dict[str, list[Any]]:
@@ -49,6 +48,11 @@ def scored(n: int, change: float, deviation: float, seed: int = 0) -> dict[str, 
         "old_score": old.tolist(),
         "new_score": new.tolist(),
     }
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
 
 
 def write(path: Path, columns: dict[str, list[Any]]) -> Path:
@@ -208,13 +212,12 @@ def test_scores_do_not_arrive_one_by_one() -> None:
 # -- command line and certificates ------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_certificate_that_comes_out_again(tmp_path: Path) -> None:
+def test_the_command_writes_a_certificate_that_comes_out_again(tmp_path: Path, shell: Shell) -> None:
     table = write(tmp_path / "table.csv", rows(200, 5))
     certificate = tmp_path / "certificate.json"
     options = ["--group", "video", "--margin", "0.02", "--out", str(certificate), "--json"]
-    result = CliRunner().invoke(app, ["certify", str(table), *options])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["unit"] == "group"
+    assert shell("certify", table, *options) == 0
+    assert json.loads(shell.out)["unit"] == "group"
     held = read_certificate(certificate)
     assert held["settings"]["layout"]["group"] == "video"
     assert verify_certificate(certificate) == held
@@ -223,21 +226,54 @@ def test_the_command_writes_a_certificate_that_comes_out_again(tmp_path: Path) -
         verify_certificate(certificate)
 
 
-def test_the_command_prints_groups_and_scores(tmp_path: Path) -> None:
+def test_the_command_prints_groups_and_scores(tmp_path: Path, shell: Shell) -> None:
     few = write(tmp_path / "a.csv", rows(40, 5))
-    undecided = CliRunner().invoke(app, ["certify", str(few), "--group", "video", "--margin", "0.02"])
-    assert undecided.exit_code == 4
-    assert "40 groups do not decide it" in undecided.output
+    assert shell("certify", few, "--group", "video", "--margin", "0.02") == 4
+    assert "40 groups do not decide it" in shell.out
     scores = write(tmp_path / "b.csv", scored(600, 0.0, 0.1))
-    assert CliRunner().invoke(app, ["certify", str(scores), "--score-range", "0,1", "--margin", "0.02"]).exit_code == 0
+    assert shell("certify", scores, "--score-range", "0,1", "--margin", "0.02") == 0
+
+
+def test_plans_for_groups_and_scores(tmp_path: Path, shell: Shell) -> None:
+    assert shell("plan", "--margin", 0.05, "--discordance", 0.1, "--group-size", 10, "--icc", 0.5) == 0
+    assert "groups" in shell.out
+    planned = holdfast.plan(margin=0.05, discordance=0.1, group_size=10, icc=0.5).report
+    assert planned["per_task"] == 10 * planned["units"]
+    assert planned["units"] > holdfast.plan(margin=0.05, discordance=0.1, group_size=10).report["units"]
+    scores = write(tmp_path / "scores.csv", scored(300, 0.0, 0.1))
+    assert shell("plan", "--predictions", scores, "--images", 300) == 0
+    from_dev = holdfast.plan(scores, margin=0.02).report
+    assert from_dev["unit"] == "row"
+    assert from_dev["units"] == pytest.approx(holdfast.plan(margin=0.02, score_deviation=0.1).report["units"], rel=0.15)
+    dev = holdfast.plan(rows(100, 4, lost=1), group="video", margin=0.05)
+    assert dev.tasks["clear"]["unit"] == "group"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"margin": 0.02, "icc": 0.5, "discordance": 0.1},
+        {"margin": 0.02, "group_size": 5},
+        {"margin": 0.02, "group_size": 5, "icc": 2.0, "discordance": 0.1},
+        {"margin": 0.02, "score_deviation": 0.0},
+        {"margin": 0.02, "score_deviation": 0.1, "discordance": 0.1},
+        {"margin": 0.02, "group_size": 5, "discordance": 0.1, "difference": -0.05},
+        {"group_size": 5, "discordance": 0.1},
+        {"margin": 0.0001, "group_size": 50, "discordance": 0.5, "icc": 1.0},
+        {"margin": 0.02, "group_size": 5, "discordance": 0.1, "power": 0.999},
+    ],
+)
+def test_plans_that_are_refused(options: dict[str, Any], tried) -> None:
+    tried("bad inputs")
+    with pytest.raises(UserError):
+        holdfast.plan(**options)
 
 
 @pytest.mark.parametrize("options", [["--score-range", "0-1"], ["--sequential", "--group", "video"]])
-def test_options_that_are_refused(tmp_path: Path, options: list[str], tried) -> None:
+def test_options_that_are_refused(tmp_path: Path, options: list[str], shell: Shell, tried) -> None:
     tried("bad inputs")
     table = write(tmp_path / "table.csv", rows(40, 5))
-    result = CliRunner().invoke(app, ["certify", str(table), *options])
-    assert isinstance(result.exception, UserError)
+    assert shell("certify", table, "--margin", "0.02", *options) == 2
 
 
 # -- sealed sets ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from holdfast.certify.certificate import (
     run_test,
     write_certificate,
 )
-from holdfast.certify.claims import Claim, Counts, TaskResult, Verdict, delta_of
+from holdfast.certify.claims import Claim, TaskResult, Verdict, delta_of
 from holdfast.certify.columns import read_table
 from holdfast.certify.scores import PLAIN, Layout
 from holdfast.certify.sequential import sequential_report
@@ -256,8 +256,3 @@ def no_ids(what: str) -> UserError:
         expected="a column example_id, each id once a task",
         do="add it, or state with --distinct-rows that each row is another image; the certificate will say so",
     )
-
-
-def counts_of(old: Predictions, new: Predictions | None, target: str | None) -> dict[str, Counts]:
-    """Images, gained and lost of every task but the target."""
-    return {name: item for name, item in evidence(old, new)[0].counts().items() if name != target}

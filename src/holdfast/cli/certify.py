@@ -182,6 +182,20 @@ def plan(
     target: Annotated[
         str | None, typer.Option(help="Task of the predictions to leave out: it is not protected.")
     ] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="Images of a group that are not independent.")] = None,
+    icc: Annotated[
+        float | None, typer.Option(help="Correlation within a group: 0 none, 1 all the same. Default: 0.")
+    ] = None,
+    score_deviation: Annotated[
+        float | None, typer.Option(help="For scores: standard deviation of their change, as a share of the range.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the predictions, as for certify.")] = None,
+    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the predictions, as for certify.")] = None,
+    score_range: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="Of the predictions, as for certify.")
+    ] = None,
+    largest_unit: Annotated[float | None, typer.Option(metavar="N", help="As for certify.")] = None,
+    equal_groups: Annotated[bool, typer.Option("--equal-groups", help="As for certify.")] = False,
     as_json: Json = False,
 ) -> int:
     """How many images a certificate needs, or how small a margin given images allow; by exact power.
@@ -192,8 +206,12 @@ def plan(
     from holdfast.cli.verdicts import print_json, print_plan
 
     default, single = _margins(margin)
+    stated = {"group_size": group_size, "icc": icc, "score_deviation": score_deviation}
+    layout = {"group": group, "weight": weight, "score_range": _range(score_range), "largest_unit": largest_unit}
+    layout |= {"equal_groups": equal_groups}
     if round_file is not None:
         given = {"tasks": tasks, "images": images, "simultaneous": simultaneous, "predictions": predictions}
+        given |= {**stated, **layout}
         refuse_ignored("ROUND.toml", {**given, "target": target}, "leave one of them out: the round's file says it")
         from holdfast.certify.round_plan import plan_round
         from holdfast.cli.forecasts import print_forecast
@@ -214,10 +232,13 @@ def plan(
     refuse_ignored("no ROUND.toml", {"target_gain": target_gain}, "give ROUND.toml, or leave --target-gain out")
     if predictions:
         refuse_ignored(
-            "--predictions", {"discordance": discordance}, "leave one of them out: each says how often models differ"
+            "--predictions",
+            {"discordance": discordance, **stated},
+            "leave one of them out: each says how often models differ",
         )
     else:
-        refuse_ignored("no --predictions", {"target": target}, "leave --target out: it is a task of the predictions")
+        of_table = {"target": target, **layout}
+        refuse_ignored("no --predictions", of_table, "leave it out: it is about a table of predictions")
     from holdfast.certify.plans import plan as answer
 
     files = _files(predictions, None, None) if predictions else ()
@@ -233,6 +254,8 @@ def plan(
         difference=difference,
         simultaneous=simultaneous,
         target=target,
+        **stated,
+        **layout,
     )
     if as_json:
         print_json(found.to_json())
