@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from pictures import encode, picture, write_folder
+from PIL import Image
 
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.assemble import assemble, survey

@@ -60,10 +60,14 @@ def test_roles_that_differ_between_tune_and_develop_are_refused_with_counts(tmp_
     chosen = ids(round_config(default), Role.DEV)
     with pytest.raises(UserError, match="images that this round would judge by") as refused:
         develop(other, tmp_path / "run", tmp_path, quiet=True)
-    sealed, dev = ids(other, Role.SEALED), ids(other, Role.DEV)
-    assert f"{len(sealed & trained)} of {len(sealed)} sealed images were trained on" in str(refused.value.found)
-    assert f"{len(sealed & chosen)} of {len(sealed)} sealed images were chosen by" in str(refused.value.found)
-    assert len(dev & trained) == 0 or f"{len(dev & trained)} of {len(dev)} dev" in str(refused.value.found)
+    words = {Use.TRAINED: (trained, "trained on"), Use.CHOSEN: (chosen, "chosen by")}
+    for role, uses in ((Role.DEV, (Use.TRAINED,)), (Role.SEALED, tuple(words)), (Role.TEST, tuple(words))):
+        judging = ids(other, role)
+        for use in uses:
+            seen, how = words[use]
+            line = f"{len(judging & seen)} of {len(judging)} {role.value} images were {how}"
+            assert (line in str(refused.value.found)) == bool(judging & seen)
+    assert ids(other, Role.SEALED) & trained
     assert "[data]" in str(refused.value.do)
     assert not list((tmp_path / "run").glob("*.json"))
 
@@ -83,8 +87,8 @@ def test_the_same_roles_are_fine_and_the_record_is_inherited(tmp_path: Path) -> 
     handed_back = images_seen(result.folder.model)
     assert handed_back.counts()["trained"] == expected[Role.BASE] + len(own.where(Role.TRAIN))
     # A second round whose roles are other ones, from the model of the first.
+    later = round_config({**ROLES, "base": 0.0, "sealed": 0.4}, "run/model")
     with pytest.raises(UserError, match="were trained on"):
-        later = round_config({**ROLES, "base": 0.0, "sealed": 0.4}, "run/model")
         develop(later, tmp_path / "second", tmp_path, quiet=True)
     # `evaluate` opens nothing that is sealed: in a source that knows no roles the model's record does.
     for model in (tmp_path / "run", tmp_path / "run" / "model", tmp_path / "base"):
