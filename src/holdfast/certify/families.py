@@ -16,21 +16,18 @@ queries failed chooses images by their answers (``benchmarks/images.py`` shows b
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.artifacts import fingerprint_ids
-
-_DIGITS = 16  # of a key: 64 bits, enough for a thousand million images
+from holdfast.artifacts import fingerprint_ids, image_key
 
 Images = Mapping[str, Sequence[str]]  # example id -> what the image is known by
 
 
 def image_keys(*names: str) -> tuple[str, ...]:
     """Short keys of what an image is known by: the id of its file, the hash of its pixels."""
-    return tuple(hashlib.sha256(name.encode()).hexdigest()[:_DIGITS] for name in dict.fromkeys(names) if name)
+    return tuple(image_key(name) for name in dict.fromkeys(names) if name)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.artifacts import fingerprint_json
+from holdfast.artifacts import fingerprint_json, image_key
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.catalogue import Catalogue, Problem, check_limit, join
 from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks, repeated_sealed
@@ -34,6 +34,7 @@ class Assembled:
     problems: list[Problem]
     fingerprint: str
     check_leaks: Callable[[], None]  # refuses sealed pictures with near copies in training, unless that is allowed
+    pictures: Mapping[str, str] = field(default_factory=dict[str, str])  # example id -> hash of the pixels
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
             sealed = assigned.rows[assigned.where(Role.SEALED)]
             refuse_leaks(pictures_of(everything, training), pictures_of(main, sealed))
 
-    return Assembled(data, roles, problems, _fingerprint(data, roles), check_leaks)
+    pictures = dict(zip(map(str, everything.column("example_id")), everything.pictures(), strict=True))
+    return Assembled(data, roles, problems, _fingerprint(data, roles), check_leaks, pictures)
 
 
 def near_copies(everything: Catalogue, assigned: Assigned, outside_rows: np.ndarray) -> dict[str, Problem]:
@@ -378,6 +380,27 @@ def _fingerprint(data: RoundData, roles: pa.Table) -> str:
     )
 
 
+def _not_sealed(
+    main: Catalogue, assigned: Assigned, positions: np.ndarray, sealed: Collection[str], problems: list[Problem]
+) -> np.ndarray:
+    """The positions less those of sealed images, which are counted."""
+    locators = main.column("locator")
+    kept: list[int] = []
+    for position in positions:
+        if image_key(assigned.ids[position]) in sealed or image_key(assigned.pictures[position]) in sealed:
+            where = str(locators[assigned.rows[position]])
+            problems.append(Problem("sealed image left out", where, "only a certificate opens it"))
+        else:
+            kept.append(int(position))
+    if len(positions) and not kept:
+        raise UserError(
+            f"all {len(positions)} images are sealed from this model",
+            expected="images that its rounds have not sealed",
+            do="evaluate dev or test images (--role), or other images; `holdfast certify RUN` queries sealed ones",
+        )
+    return np.array(kept, dtype=np.int64)
+
+
 def labelled(
     sources: Sequence[SourceConfig],
     classes: Sequence[str],
@@ -390,13 +413,15 @@ def labelled(
     limit: float = 0.01,
     missing_ok: bool = False,
     drop_leaks: bool = False,
+    sealed: Collection[str] = (),
     problems: list[Problem] | None = None,
 ) -> LabelledSet:
     """Labelled examples of the given classes: all of them, or those with one of the given roles.
 
     ``holdfast tune`` asks for the base role, ``holdfast evaluate`` for everything a source holds. Examples of other
     classes are left out and counted in ``problems``; a class without images is an error unless ``missing_ok``. With
-    ``drop_leaks`` (``leaks = "drop"`` in [data]) near copies of held-out pictures are not trained on.
+    ``drop_leaks`` (``leaks = "drop"`` in [data]) near copies of held-out pictures are not trained on. ``sealed`` are
+    keys of images that are not opened (:func:`holdfast.artifacts.image_key` of their id, or of their picture).
     """
     found: list[Problem] = [] if problems is None else problems
     main = catalogue(sources, root, limit=limit)
@@ -412,6 +437,8 @@ def labelled(
         found.extend(leaked.values())
         assigned = assigned.without(leaked)
     positions = assigned.where(*(Role if roles is None else roles))
+    if sealed:
+        positions = _not_sealed(main, assigned, positions, sealed, found)
     if not len(positions):
         wanted = "any role" if roles is None else " or ".join(sorted(roles))
         raise UserError(f"no images have {wanted}", do="give the role a share in [data.roles]")
