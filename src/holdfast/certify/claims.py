@@ -43,7 +43,7 @@ UNIT_PROMISE = PROMISE.replace(
     "named without regard to outcomes,",
 ).replace("the draw of the sealed images", "the draw of the groups (or rows)")
 EXACT = "exact paired score test"
-# Work (sum of n over tasks) above which a second process pays for its start.
+# Work (sum of n over distinct outcomes) above which a second process pays for its start.
 WORTH_A_PROCESS = 60_000
 
 
@@ -100,6 +100,10 @@ class Counts:
     def lower_bounds(self, levels: Sequence[float], margin: float) -> list[float]:
         """Lower bounds on Δ, one for each level; the margin joins the grid."""
         return lower_bounds(self.gained, self.lost, self.n, levels, extra=(margin,))
+
+    def outcome(self) -> tuple[Any, ...]:
+        """What the evidence depends on: tasks with the same outcome are tested once."""
+        return self.n, self.gained, self.lost
 
     def described(self) -> dict[str, Any]:
         """What a report tells beside the counts."""
@@ -234,8 +238,12 @@ def evaluate(
     all_margins = [*(margins[count.task] for count in counts), *([0.0] if target else [])]
     m = len(everything)
     alone = delta / m if claim is Claim.BOUNDS else delta
+    hypotheses = list(zip(everything, all_margins, strict=True))
+    keys = [(item.outcome(), margin) for item, margin in hypotheses]
+    distinct = dict(zip(keys, hypotheses, strict=True))  # tasks with the same outcome have the same evidence
     work = partial(_evidence, levels=(alone, delta / m))
-    evidence = _mapped(work, list(zip(everything, all_margins, strict=True)), workers)
+    found_for = dict(zip(distinct, _mapped(work, list(distinct.values()), workers), strict=True))
+    evidence = [found_for[key] for key in keys]
     correct = hommel if disjoint else holm
     adjusted = _adjusted([item.p for item in evidence], [item.p_listed for item in evidence], claim, correct)
     regressed = correct([item.p_other for item in evidence])
@@ -282,14 +290,14 @@ def _evidence(hypothesis: tuple[Counts, float], levels: tuple[float, float]) -> 
 
 
 def _mapped(
-    work: Callable[[tuple[Counts, float]], _Evidence], items: list[tuple[Counts, float]], workers: int
+    work: Callable[[tuple[Counts, float]], _Evidence], hypotheses: list[tuple[Counts, float]], workers: int
 ) -> list[_Evidence]:
-    if workers < 2 or sum(item.n for item, _ in items) < WORTH_A_PROCESS:
-        return [work(item) for item in items]
+    if workers < 2 or sum(item.n for item, _ in hypotheses) < WORTH_A_PROCESS:
+        return [work(item) for item in hypotheses]
     # Large tasks first, so that no worker is left with one at the end.
-    order = sorted(range(len(items)), key=lambda index: -items[index][0].n)
+    order = sorted(range(len(hypotheses)), key=lambda index: -hypotheses[index][0].n)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        found = list(executor.map(work, [items[index] for index in order], chunksize=4))
+        found = list(executor.map(work, [hypotheses[index] for index in order], chunksize=4))
     return [item for _, item in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 

@@ -48,15 +48,19 @@ class Column:
     @classmethod
     def of(cls, values: Sequence[str], codes: IntArray) -> Column:
         """Names trimmed, those that are the same afterwards made one, and those without a row left out."""
-        trimmed = [value.strip() for value in values]
         codes = codes % max(1, len(values))  # -1 is the last
-        names = sorted({trimmed[code] for code in np.flatnonzero(np.bincount(codes)).tolist()})
-        place = {name: code for code, name in enumerate(names)}
-        return cls(names, np.array([place.get(name, -1) for name in trimmed], dtype=np.int64)[codes])
+        used = np.flatnonzero(np.bincount(codes, minlength=len(values)))
+        trimmed = [values[code].strip() for code in used.tolist()]
+        names = sorted(set(trimmed))
+        place = dict(zip(names, range(len(names)), strict=True))
+        translated = np.full(len(values), -1, dtype=np.int64)
+        translated[used] = [place[name] for name in trimmed]
+        return cls(names, translated[codes])
 
     def renamed(self, rename: Callable[[str], str]) -> Column:
         """The same rows under other names; names that become equal are one."""
-        return Column.of([rename(name) for name in self.names], self.codes)
+        names = [rename(name) for name in self.names]
+        return self if names == self.names else Column.of(names, self.codes)
 
     def values(self) -> list[str]:
         """The name of every row."""
@@ -146,7 +150,9 @@ def read_column(table: pa.Table, name: str, path: Path) -> Column:
             encoded = encoded.dictionary_encode()
         codes = _codes(encoded.indices)
         short = pa.types.is_float32(kind) or pa.types.is_float16(kind)
-        values = [_text(value, short) for value in encoded.dictionary.to_pylist()]
+        values = encoded.dictionary.to_pylist()
+        if not (pa.types.is_string(kind) and encoded.dictionary.null_count == 0):
+            values = [_text(value, short) for value in values]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise UserError(
             f"column {name} of {path} cannot be read", found=(str(error).splitlines() or [""])[0][:300]
@@ -187,6 +193,8 @@ def _text(value: Any, short: bool) -> str:
 
 def whole_numbers(column: Column) -> Column:
     """A column of ids or tasks in which ``3.0`` is written ``3``."""
+    if not any(name.endswith(".0") or name.endswith("00") for name in column.names):
+        return column
     return column.renamed(lambda name: found.group(1) if (found := _WHOLE.fullmatch(name)) else name)
 
 

@@ -136,6 +136,10 @@ class UnitCounts(Counts):
         assert self.units is not None
         return self.units
 
+    def outcome(self) -> tuple[Any, ...]:
+        """Units of two tasks are never the same."""
+        return (self.task,)
+
     def described(self) -> dict[str, Any]:
         """What a report tells beside the counts."""
         return {

@@ -16,6 +16,7 @@ from holdfast.certify.exact.power import (
     formula_images,
     per_task_power,
     sufficient_images,
+    two_digits_up,
 )
 from holdfast.certify.grouped import BETTING, UnitCounts
 from holdfast.certify.unit_power import Resampled, formula_units, sufficient_units
@@ -77,7 +78,7 @@ def needed_images(task: TaskResult, level: float, hypotheses: int) -> int | None
     for difference in (0.0, counts.difference):
         # Rounded away from luck, so that similar tasks share one search.
         rounded = math.floor(difference * 1000 + 1e-9) / 1000
-        discordance = min(1.0, max(_two_digits_up(seen), abs(rounded)))
+        discordance = min(1.0, max(two_digits_up(seen), abs(rounded)))
         if rounded + task.margin <= 0.0:
             continue
         needed = _sufficient(task.margin, discordance, rounded, level, power)
@@ -118,11 +119,6 @@ def input_lines(reported: Mapping[str, Any]) -> list[str]:
     if noticed.get("distinct_rows"):
         lines.append("without example ids: it was stated that each row is another image")
     return lines
-
-
-def _two_digits_up(value: float) -> float:
-    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(value / scale - 1e-9) * scale
 
 
 @lru_cache(maxsize=4096)

@@ -111,10 +111,14 @@ class Paired:
 
     def tested(self, task: str) -> Counts:
         """One task as it is tested."""
-        return self.counts()[task] if self.measured is None else self.measured.counts(task, self._rows[task])
+        return self._counts[task] if self.measured is None else self.measured.counts(task, self._rows[task])
 
     def counts(self) -> dict[str, Counts]:
         """b, c and n of every task."""
+        return dict(self._counts)
+
+    @cached_property
+    def _counts(self) -> dict[str, Counts]:
         if self.measured is not None:
             return {name: self.measured.summary(name, rows) for name, rows in self._rows.items()}
         size = len(self.task.names)

@@ -1,0 +1,74 @@
+"""How long `certify` takes on 10,000 tasks with 19 different outcomes, and `plan` on the predictions of 364 tasks.
+
+    python benchmarks/certify_speed.py
+
+The tables are written as CSV first; reading and checking them is part of the time. Both are made from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from holdfast import certify, plan
+
+TASKS, IMAGES, OUTCOMES = 10_000, 60, [(gained, lost) for gained in range(5) for lost in range(4)][:19]
+PLANNED, MARGIN = 364, 0.02
+
+
+def write_outcomes(path: Path) -> Path:
+    """``TASKS`` tasks of ``IMAGES`` images each, which repeat the outcomes in turn."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["example_id", "task", "old_correct", "new_correct"])
+        for task in range(TASKS):
+            gained, lost = OUTCOMES[task % len(OUTCOMES)]
+            for image in range(IMAGES):
+                old, new = int(image >= gained), int(not gained <= image < gained + lost)
+                writer.writerow([f"{task}-{image}", f"task-{task:05}", old, new])
+    return path
+
+
+def write_dev(path: Path) -> Path:
+    """Dev predictions of ``PLANNED`` tasks: 60 to 900 images each, which flip in 0.5 to 6 of 100."""
+    draw = np.random.default_rng(0)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["example_id", "task", "old_correct", "new_correct"])
+        for task in range(PLANNED):
+            images, flips = int(draw.integers(60, 900)), draw.uniform(0.005, 0.06)
+            old = draw.random(images) < 0.9
+            new = old ^ (draw.random(images) < flips)
+            for image in range(images):
+                writer.writerow([f"{task}-{image}", f"task-{task:03}", int(old[image]), int(new[image])])
+    return path
+
+
+def main() -> None:
+    """Print a row for each."""
+    print(f"{os.cpu_count()} processors")
+    print("| what | seconds | result |")
+    print("| --- | ---: | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        table = write_outcomes(Path(folder) / "outcomes.csv")
+        for claim in ("all", "each", "bounds"):
+            begin = time.perf_counter()
+            result = certify(table, margin=MARGIN, claim=claim)
+            seconds = time.perf_counter() - begin
+            print(f"| certify, {TASKS:,} tasks, claim `{claim}` | {seconds:.1f} | {result.verdict} |")
+        dev = write_dev(Path(folder) / "dev.csv")
+        begin = time.perf_counter()
+        needed = plan(dev, margin=MARGIN).images_needed
+        print(f"| plan, {PLANNED} tasks | {time.perf_counter() - begin:.1f} | {needed:,} images a task |")
+        begin = time.perf_counter()
+        best = plan(dev, images=500).best_margin
+        print(f"| plan, {PLANNED} tasks, 500 images | {time.perf_counter() - begin:.1f} | margin {best} |")
+
+
+if __name__ == "__main__":
+    main()
