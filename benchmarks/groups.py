@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import bdtr, ndtri
 
 from holdfast.artifacts import write_json
-from holdfast.certify.betting import ORDERS, batched_e_values
+from holdfast.certify.betting import ORDERS, batched_e_values, log_capital
 from holdfast.certify.exact.power import Truth, images_needed
 from holdfast.certify.exact.score_test import passes
 from holdfast.certify.unit_power import Flips, Scores, unit_power, units_needed
@@ -230,6 +230,25 @@ def power_table(sets: int, seed: int = 8) -> dict[str, dict[str, float | None]]:
     return found
 
 
+def order_table(sets: int, seed: int = 9) -> dict[str, dict[str, float | None]]:
+    """One order of the groups against the mean over many: power, and how often two namings of groups disagree."""
+    found: dict[str, dict[str, float | None]] = {}
+    for units, size, margin, discordance, icc in ((100, 10, 0.05, 0.1, 0.5), (300, 5, 0.02, 0.02, 0.5)):
+        generator, half = np.random.default_rng(seed), discordance / 2
+        sample = flips(generator, units, sets, np.full((units, sets), size), (half, half), icc, float(size))
+        payoffs = (sample.totals + margin * sample.weights) / ((1 - margin) * sample.limit)
+        # A single order stops at 1/δ: it need not make up for others.
+        single = [log_capital(payoffs[generator.permutation(units)], 2 * DELTA) >= np.log(1 / DELTA) for _ in range(2)]
+        many = [betting(sample, margin, seed=seed + again) for again in range(2)]
+        found[f"{units} groups x {size}, margin {margin:g}, flips {discordance:g}, correlation {icc:g}"] = {
+            "one order": float(np.mean(single)),
+            f"mean over {ORDERS}": float(np.mean(many)),
+            "one order, renamed groups disagree": float((single[0] != single[1]).mean()),
+            f"mean over {ORDERS}, renamed groups disagree": float((many[0] != many[1]).mean()),
+        }
+    return found
+
+
 def cost_table() -> dict[str, dict[str, float | None]]:
     """Groups and images for an 80 % chance at Δ = 0, against independent images by the exact test."""
     found: dict[str, dict[str, float | None]] = {}
@@ -265,6 +284,7 @@ def main() -> None:
             name: false_certificates(name, arguments.sets) for name in CASES
         },
         "chance of a certificate at no change, 3,000 images, margin 2 points, 5 % flips": power_table(500),
+        "chance at no change, and two namings of the groups": order_table(1000),
         "needed for a chance of 80 % at no change": cost_table(),
     }
     for title, rows in results.items():
