@@ -9,14 +9,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 
 import holdfast
+from holdfast.artifacts import RunFolder, write_json
 from holdfast.certify.certificate import read_certificate, verify_certificate
 from holdfast.certify.claims import EXACT
 from holdfast.certify.grouped import BETTING, UnitCounts, units_of
 from holdfast.certify.ledger import Ledger
-from holdfast.certify.sealed import Candidates, certify_candidates, check_possible, largest_groups, sealed_claim
+from holdfast.certify.scores import Layout
+from holdfast.certify.sealed import (
+    Candidates,
+    certify_candidates,
+    check_possible,
+    largest_groups,
+    read_sealed_claim,
+    sealed_claim,
+    write_run_certificate,
+)
 from holdfast.errors import FaultError, UndecidedError, UserError
 from tests.certify.test_cli import Shell
 
@@ -159,9 +170,9 @@ def test_scores_of_0_and_1_take_the_exact_test() -> None:
 def test_a_declared_range_scales_scores_and_margin() -> None:
     table = scored(500, 0.0, 0.05, seed=2)
     hundred = {**table, **{name: [100 * value for value in table[name]] for name in ("old_score", "new_score")}}
-    one, other = holdfast.certify(table, score_range=(0, 1)), holdfast.certify(hundred, score_range=(0, 100))
-    assert one.tasks["qa"].p_value == pytest.approx(other.tasks["qa"].p_value)
-    assert one.tasks["qa"].counts.difference == pytest.approx(other.tasks["qa"].counts.difference)
+    first, other = holdfast.certify(table, score_range=(0, 1)), holdfast.certify(hundred, score_range=(0, 100))
+    assert first.tasks["qa"].p_value == pytest.approx(other.tasks["qa"].p_value)
+    assert first.tasks["qa"].counts.difference == pytest.approx(other.tasks["qa"].counts.difference)
 
 
 def test_two_tables_of_scores() -> None:
@@ -180,7 +191,7 @@ def test_weights_decide_what_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "said_to_be"),
+    ("change", "options", "message"),
     [
         ({"new_score": [1.5] * 50}, {}, "leaves the range"),
         ({"new_score": ["high"] * 50}, {}, "holds no number"),
@@ -196,9 +207,9 @@ def test_weights_decide_what_counts() -> None:
         ({}, {"labels": ["a"]}, "--labels"),
     ],
 )
-def test_columns_that_cannot_be_tested(change: dict, options: dict, said_to_be: str, tried) -> None:
+def test_columns_that_cannot_be_tested(change: dict, options: dict, message: str, tried) -> None:
     tried("bad inputs")
-    with pytest.raises(UserError, match=said_to_be):
+    with pytest.raises(UserError, match=message):
         holdfast.certify({**scored(50, 0.0, 0.05), **change}, **options)
 
 
@@ -291,8 +302,9 @@ def sealed_tables(videos: int, frames: int, lost: int) -> tuple[list[tuple[str, 
                 predicted["old"].append("other" if gained else label)
                 predicted["new"].append("other" if label == "clear" and video < lost else label)
     ids, labels = [item[0] for item in examples], [item[1] for item in examples]
+    rest = {"loss": [0.1] * len(ids), "score": [0.9] * len(ids)}
     tables = [
-        pa.table({"example_id": ids, "task": labels, "label": labels, "prediction": predicted[name]})
+        pa.table({"example_id": ids, "task": labels, "label": labels, "prediction": predicted[name], **rest})
         for name in ("old", "new")
     ]
     return examples, tables[0], tables[1]
@@ -304,8 +316,7 @@ def queried(tmp_path: Path, examples: list[Any], old: pa.Table, new: pa.Table, *
 
 
 def test_a_sealed_set_with_groups_is_tested_by_groups(tmp_path: Path) -> None:
-    # 5 videos of 60 lost: 8 % of the frames, beyond the margin of 5 points. 1,200 frames that go for independent images
-    # are not needed to see it; with none lost 60 videos show 5 points, and 40 do not.
+    # 80 unchanged videos show a margin of 5 points; 40 do not, though 800 independent images would.
     examples, old, new = sealed_tables(80, 10, lost=0)
     outcome = queried(tmp_path / "a", examples, old, new, largest_groups={"clear": 10, "snow": 10})
     assert outcome.passed
@@ -329,6 +340,35 @@ def test_sealed_groups_that_are_larger_than_all_others_are_left_out(tmp_path: Pa
 def test_the_limit_of_a_round_comes_from_what_is_not_sealed() -> None:
     found = largest_groups([("a", "v1"), ("a", "v1"), ("a", "v2"), ("b", ""), ("b", "")])
     assert found == {"a": 2.0, "b": 1.0}
+
+
+def test_a_run_with_groups_from_its_roles_to_its_certificate(tmp_path: Path) -> None:
+    examples, old, new = sealed_tables(130, 4, lost=1)
+    run = RunFolder.create(tmp_path / "run")
+    write_json(run.state, {"status": "done", "fingerprint": "sha256:run"})
+    write_json(run.config, {"task": {"target": "snow"}, "certify": {"margin": 0.05}})
+    dev = [(f"dev{n}", label, "", f"dev-{label}") for label in ("clear", "snow") for n in range(4)]
+    columns = ("example_id", "class", "picture", "group")
+    roles = [{**dict(zip(columns, item, strict=True)), "role": "sealed"} for item in examples]
+    roles += [{**dict(zip(columns, item, strict=True)), "role": "dev", "example_id": item[0] + item[1]} for item in dev]
+    pq.write_table(pa.Table.from_pylist(roles), run.roles)
+    claim = read_sealed_claim(run)
+    assert claim.settings.layout == Layout("group", largest_units={"clear": 4.0, "snow": 4.0})
+    ledger = Ledger(tmp_path / "ledger")
+    models = Candidates({"new": "sha256:0"}, "sha256:run")
+    outcome = certify_candidates(claim, ledger, models, lambda: old, lambda _: new)
+    clear = outcome.reported["tasks"][0]
+    assert (outcome.passed, clear["units"], clear["lost"]) == (True, 130, 4)
+    assert write_run_certificate(run, claim, outcome, ledger) == run.certificate
+    held = verify_certificate(run.certificate)
+    assert held["report"]["test"] == BETTING
+
+
+def test_a_certificate_with_another_layout_is_one_sentence(tried) -> None:
+    tried("bad inputs", 2)
+    for wrong in ({"cluster": "video"}, {"score_range": [0.0]}):
+        with pytest.raises(UserError):
+            Layout.from_json(wrong)
 
 
 def test_too_few_groups_are_refused_before_a_query(tried) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -33,7 +33,6 @@ _ABOVE = 1e-3  # aim that much above the target in logarithms, so that rounding 
 # A verdict must not hang on one order. With many units one order says nearly what another says.
 ORDERS, FEWER_ORDERS, MANY_UNITS = 24, 8, 3_000
 _KEYS = 8  # 64-bit keys in one digest
-_BLOCK = 1 << 22  # payoffs held at a time
 
 
 def orders(names: Sequence[str]) -> IntArray:
@@ -54,10 +53,13 @@ def log_capital(payoffs: FloatArray, level: float) -> FloatArray:
 
     The bets stop once W reaches 2 / ``level``.
     """
-    units = len(payoffs)
+    return _bet(payoffs, len(payoffs), payoffs.shape[1:], level)
+
+
+def _bet(payoffs: Iterable[FloatArray], units: int, shape: tuple[int, ...], level: float) -> FloatArray:
     stop = math.log(OVERSHOOT / level)
-    capital = np.zeros(payoffs.shape[1:])
-    moment = np.full(payoffs.shape[1:], PRIOR_UNITS * PRIOR_MOMENT)
+    capital = np.zeros(shape)
+    moment = np.full(shape, PRIOR_UNITS * PRIOR_MOMENT)
     for place, payoff in enumerate(payoffs):
         missing = np.maximum(stop + _ABOVE - capital, 0.0)
         remaining = moment * ((units - place) / (PRIOR_UNITS + place))
@@ -76,15 +78,14 @@ def e_values(
     A total is the sum of weight times change over a unit, each change in [-1, 1], and no unit weighs more than
     ``limit``: total + ε weight >= -(1 - ε) limit, so that Z = (total + ε weight) / ((1 - ε) limit) >= -1.
     """
-    values: list[FloatArray] = []
-    together = max(1, _BLOCK // order.size)
-    for start in range(0, len(margins), together):
-        margin = margins[start : start + together]
-        sums, sizes = totals[order].T[:, :, None], weights[order].T[:, :, None]
-        payoffs = (sums + margin * sizes) / ((1.0 - margin) * limit)
+    scale = 1.0 / ((1.0 - margins) * limit)
+    slope = margins * scale
+    payoffs = (
         # Rounding must not turn a payoff of -1 into less.
-        values.append(np.exp(log_capital(np.maximum(payoffs, -1.0), level)).mean(axis=0))
-    return np.concatenate(values)
+        np.maximum(totals[chosen][:, None] * scale + weights[chosen][:, None] * slope, -1.0)
+        for chosen in order.T
+    )
+    return np.exp(_bet(payoffs, order.shape[1], (len(order), len(margins)), level)).mean(axis=0)
 
 
 def batched_e_values(payoffs: FloatArray, level: float) -> FloatArray:

@@ -60,10 +60,8 @@ class Settings:
     def from_json(cls, value: Mapping[str, Any]) -> Settings:
         """Settings as a certificate holds them."""
         known = dict(value)
-        layout = dict(known.pop("layout", None) or {})
-        if layout.get("score_range") is not None:
-            layout["score_range"] = (layout["score_range"][0], layout["score_range"][1])
-        return cls(claim=Claim(known.pop("claim")), layout=Layout(**layout), **known)
+        layout = Layout.from_json(known.pop("layout", None) or {})
+        return cls(claim=Claim(known.pop("claim")), layout=layout, **known)
 
 
 def check_confidence(confidence: float) -> float:

@@ -32,7 +32,6 @@ from holdfast.certify.exact.score_test import GRID
 from holdfast.errors import UserError
 
 BETTING = "betting test"
-_CHUNK = 12  # margins that a walk down the grid tries at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +77,9 @@ class Units:
     def lower_bound(self, level: float, extra: Sequence[float] = ()) -> float:
         """Minus the last margin of the preset grid that passes before the first that fails; -1 where none does."""
         grid = np.array(sorted({*GRID, *extra}, reverse=True))
-        bound = -1.0
-        for start in range(0, len(grid), _CHUNK):
-            margins = grid[start : start + _CHUNK]
-            failed = np.flatnonzero(np.array(_p(self.totals, self, margins, level)) > level)
-            last = int(failed[0]) if len(failed) else len(margins)
-            if last:
-                bound = -float(margins[last - 1]) + 0.0
-            if len(failed):
-                break
-        return bound
+        failed = np.flatnonzero(np.array(_p(self.totals, self, grid, level)) > level)
+        passed = int(failed[0]) if len(failed) else len(grid)
+        return -float(grid[passed - 1]) + 0.0 if passed else -1.0
 
 
 def _p(totals: FloatArray, units: Units, margins: FloatArray, level: float) -> list[float]:
@@ -128,7 +120,8 @@ class UnitCounts(Counts):
 
     def lower_bounds(self, levels: Sequence[float], margin: float) -> list[float]:
         """By the betting test, over the same grid."""
-        return [self.sample.lower_bound(level, (margin,)) for level in levels]
+        found = {level: self.sample.lower_bound(level, (margin,)) for level in set(levels)}
+        return [found[level] for level in levels]
 
     @property
     def sample(self) -> Units:

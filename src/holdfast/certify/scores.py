@@ -7,9 +7,10 @@ rights and wrongs, and take the exact test.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +49,15 @@ class Layout:
             raise UserError("--equal-groups without groups", do="name the column of groups with --group")
         if self.equal_groups and self.largest_unit is not None:
             raise UserError("--equal-groups and --largest-unit at once", do="leave one of them out")
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Layout:
+        """A layout as a certificate holds it."""
+        known = dict(value)
+        declared = known.pop("score_range", None)
+        if set(known) - {item.name for item in fields(cls)} or (declared is not None and len(declared) != 2):
+            raise UserError("the certificate names groups or scores that this version does not know")
+        return cls(score_range=None if declared is None else (declared[0], declared[1]), **known)
 
     @property
     def columns(self) -> tuple[str, ...]:
