@@ -29,8 +29,12 @@ class Level:
 # What is tried for each class, the fewest sealed images first. Test images repeat what sealed ones have proven, so they
 # go first; dev images choose among candidates, and a few of every class together are enough for that.
 LEVELS = (Level(0.2, 0.2, 0.2), Level(0.3, 0.2), Level(0.4, 0.15), Level(0.5, 0.15), Level(0.6, 0.12))
-# The target learns from what is not sealed. Protected classes only have to be kept.
+# The target learns from what is not sealed, and seals more than this level only where its gain could not be shown.
+# Protected classes only have to be kept.
 MOST_OF_TARGET = 3
+# Where the sealed images show the target's gain with a smaller chance than this, it is not claimed.
+LEAST_CHANCE = 0.6
+UNCLAIMED = 1  # the level of a target whose gain is not claimed
 # Classes with shares of their own; where more need them, all classes get the same.
 MOST_NAMED = 8
 # The fewest images of a class to choose on, to train on and to prove with.
@@ -66,7 +70,15 @@ def choose_shares(
         margins = dict.fromkeys(margins, max(margins.values()))
     same = set(margins.values())
     own = same.pop() if len(same) == 1 else margins
-    return ChosenPlan(roles, own, confidence, _reasons(roles, margins, margin, counts, given))
+    gain = chance_of(counts[aimed], 0.0, expected.target, level)
+    reasons = _reasons(roles, margins, margin, counts, given)
+    if gain < LEAST_CHANCE:
+        points = 100 * (expected.target.gained - expected.target.lost)
+        reasons["gain"] = (
+            f"That the target gains is not claimed: {counts[aimed]} sealed images would show {points:g} points with a "
+            f"chance of {gain:.0%}.",
+        )
+    return ChosenPlan(roles, own, confidence, reasons, target_gain=gain >= LEAST_CHANCE)
 
 
 def _smallest_shares(
@@ -75,15 +87,18 @@ def _smallest_shares(
     """What every class needs in order to pass with the chance ``each``."""
     drawn = [_drawn(catalogue, RolesConfig(sealed=item.sealed, dev=item.dev, test=item.test)) for item in LEVELS]
 
-    def reaches(name: str, place: int) -> bool:
-        flips, claimed = (expected.target, 0.0) if name == target else (expected.protected, margin)
-        return chance_of(drawn[place][name][Role.SEALED], claimed, flips, level) >= each
+    def place(name: str, most: int) -> int:
+        return _place([counts[name] for counts in drawn], [chance(name, tried) >= each for tried in levels], most)
 
-    places = {
-        name: _place([counts[name] for counts in drawn], [reaches(name, place) for place in range(len(LEVELS))],
-                     MOST_OF_TARGET if name == target else len(LEVELS) - 1)
-        for name in catalogue.classes
-    }  # fmt: skip
+    def chance(name: str, tried: int) -> float:
+        flips, claimed = (expected.target, 0.0) if name == target else (expected.protected, margin)
+        return chance_of(drawn[tried][name][Role.SEALED], claimed, flips, level)
+
+    levels = range(len(LEVELS))
+    places = {name: place(name, MOST_OF_TARGET if name == target else levels[-1]) for name in catalogue.classes}
+    if chance(target, places[target]) < LEAST_CHANCE:
+        more = place(target, levels[-1])
+        places[target] = more if chance(target, more) >= LEAST_CHANCE else place(target, UNCLAIMED)
     return _roles(places, target)
 
 

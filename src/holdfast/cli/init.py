@@ -109,7 +109,9 @@ def _planned(
     roles = _roles_of(settings, findings, root)
     plan = choose_shares(main, target, proposed=aimed, margin=margin, confidence=confidence, roles=roles)
     task = TaskConfig(target=aimed)
-    claimed = ClaimedSettings(CertifyConfig(margin=plan.margin, confidence=confidence), CandidatesConfig(), task)
+    claimed = ClaimedSettings(
+        CertifyConfig(margin=plan.margin, confidence=confidence, target_gain=plan.target_gain), CandidatesConfig(), task
+    )
     data = DataConfig(source=findings.source, roles=plan.roles)
     forecast = forecast_survey(claimed, survey(data, task, root=Path(), main=main))
     return replace(plan, chance=percent(forecast.chance)), forecast
@@ -120,15 +122,14 @@ def _roles_of(settings: ModelConfig, findings: Findings, root: Path) -> RolesCon
     from holdfast.artifacts import RunFolder, read_json
     from holdfast.config import TuneConfig, parse
 
-    run = None if settings.start is None else root / settings.start.parent
-    if run is None or not (run / "config.json").is_file() or not (run / "state.json").is_file():
+    if settings.start is None:
         return None
-    values = read_json(run / "config.json")
-    if "at_most" not in values:
+    run = RunFolder(root / settings.start.parent)
+    values = read_json(run.config) if run.config.is_file() and run.state.is_file() else {}
+    if "at_most" not in values:  # not a run of `holdfast tune`
         return None
-    tuned = parse(TuneConfig, values, str(run / "config.json")).data
-    origin = RunFolder(run).origin
-    same = any(_place(item, origin) == _place(findings.source, Path()) for item in tuned.sources)
+    tuned = parse(TuneConfig, values, str(run.config)).data
+    same = any(_place(item, run.origin) == _place(findings.source, Path()) for item in tuned.sources)
     return tuned.roles if same else None
 
 

@@ -44,6 +44,7 @@ class ChosenPlan:
     margin: float | dict[str, float] = 0.02
     confidence: float = 0.95
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict[str, tuple[str, ...]])  # section -> sentences
+    target_gain: bool = True  # claimed as well
     chance: str = ""  # that the round passes, as `holdfast plan` says it
 
 
@@ -231,6 +232,8 @@ def _certify_section(plan: ChosenPlan) -> str:
     head = f"""[certify]   # the claim: no protected class loses more accuracy than its margin
 confidence = {plan.confidence:g}
 """
+    if not plan.target_gain:
+        head += f"{_comment(plan.reasons.get('gain', ()))}target_gain = false\n"
     if not isinstance(plan.margin, dict):
         return f"{head}{why}margin = {plan.margin:g}\n"
     lines = "\n".join(f"{_key(name)} = {margin:g}" for name, margin in plan.margin.items())
@@ -254,8 +257,8 @@ class _Sizes:
 
 
 # Enough for folders of 30 to 1000 images a class at 64 to 128 pixels.
-_TUNE_SIZES = {"tiny": _Sizes(400, 64, 8, 24, "1e-3", 200), "parts": _Sizes(40, 64, 6, 16, "3e-4", 40)}
-_ROUND_SIZES = {"tiny": _Sizes(200, 64, 8, 24, "3e-4", 50), "parts": _Sizes(40, 24, 3, 16, "1e-4", 20)}
+_TUNE_SIZES = {"tiny": _Sizes(200, 64, 8, 24, "1e-3", 200), "parts": _Sizes(40, 64, 6, 16, "3e-4", 40)}
+_ROUND_SIZES = {"tiny": _Sizes(120, 48, 6, 24, "3e-4", 40), "parts": _Sizes(40, 24, 3, 16, "1e-4", 20)}
 _ROUND_OF_A_MODEL = _Sizes(400, 128, 10, 64, "1e-5", 100, "a GPU; for two CPU cores take a tenth of steps and batch")
 _SPEED = 'speed = "plain"   # on a GPU compiling would take longer than these few steps\n'
 _ARCHITECTURES = {"tiny": "tiny", "parts": "parts-128"}
