@@ -14,6 +14,7 @@ from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.assemble import assemble
 from holdfast.data.catalogue import CATALOGUE, Catalogue, count_problems
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
+from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
 from holdfast.errors import UserError
 
@@ -76,6 +77,17 @@ def test_whole_numbers_of_images_are_refused_with_groups(tried) -> None:
     tried("bad inputs")
     with pytest.raises(UserError, match="counts images, and the data have groups"):
         assign(table(videos(30)), "ab", RolesConfig(sealed=20))
+
+
+def test_shares_of_a_class_of_its_own(tried) -> None:
+    tried("bad inputs")
+    config = RolesConfig.model_validate({"by_class": {"a": {"sealed": 0.5}}})
+    with pytest.raises(UserError, match="shares of their own"):
+        assign(table(videos(30)), "ab", config)
+    rows: list[Row] = [(str(number), "ab"[number % 2], None, f"v{number}") for number in range(4000)]
+    assigned = assign(table(rows), "ab", config)
+    assert len(assigned.where(Role.SEALED, label="a")) / 2000 == pytest.approx(0.5, abs=0.05)
+    assert len(assigned.where(Role.SEALED, label="b")) / 2000 == pytest.approx(0.2, abs=0.05)
 
 
 def test_groups_enter_the_fingerprint_of_roles() -> None:

@@ -13,7 +13,7 @@ frames of one video would train and judge.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from holdfast.config import RolesConfig
 from holdfast.data.catalogue import Catalogue, Problem, number_of
 from holdfast.data.round import Role
 from holdfast.data.sources.files import split_role
-from holdfast.errors import UserError
+from holdfast.errors import UserError, nearest
 
 ROLES = pa.schema(
     [
@@ -115,6 +115,11 @@ def fingerprint_roles(table: pa.Table) -> str:
 
 def assign(catalogue: Catalogue, classes: Sequence[str], config: RolesConfig) -> Assigned:
     """Give every example of the given classes its role; copies and contradictions are dropped and reported."""
+    for name in config.by_class:
+        if name not in catalogue.classes:
+            raise UserError(
+                f"[data.roles.by_class]: {name!r} is no class of the sources", do=nearest(name, catalogue.classes)
+            )
     pictures = catalogue.pictures()
     rows, twins, problems = _one_row_a_picture(catalogue, pictures, set(classes))
     ids, labels = catalogue.column("example_id"), catalogue.column("class")
@@ -189,7 +194,8 @@ def _share_out(
     rows: list[int], ids: Sequence[str | None], label: str, config: RolesConfig, filled: set[Role]
 ) -> dict[int, Role]:
     """Roles of the examples of one class that bring none along, among those its own splits do not fill."""
-    shares = {role: getattr(config, role.value) for role in _DRAWN if role not in filled}
+    own = config.shares_of(label)
+    shares = {role: own[role.value] for role in _DRAWN if role not in filled}
     counts = {role: share for role, share in shares.items() if isinstance(share, int)}
     if counts and sum(counts.values()) >= len(rows):
         raise UserError(
@@ -232,7 +238,8 @@ def _share_out_groups(
     members: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         members[str(groups[row])].append(row)
-    if members and any(isinstance(getattr(config, role.value), int) for role in _DRAWN):
+    shares = {label: config.shares_of(label) for label in {str(labels[row]) for row in rows}}
+    if any(isinstance(share, int) for own in shares.values() for share in own.values()):
         raise UserError(
             "[data.roles] counts images, and the data have groups",
             expected="shares such as 0.2: a group has one role as a whole",
@@ -246,18 +253,25 @@ def _share_out_groups(
             if len(asked) > 1 or any(row not in own for row in group):
                 problems.append(Problem("group in several splits", name, f"all of it serves as {role.value}"))
         else:
-            taken = set[Role]().union(*(filled[str(labels[row])] for row in group))
-            role = _drawn(number_of(name, "group"), config, taken)
+            classes = sorted({str(labels[row]) for row in group})
+            if any(shares[label] != shares[classes[0]] for label in classes):
+                raise UserError(
+                    f"the group {name} holds {' and '.join(classes[:3])}, which have shares of their own",
+                    expected="the same shares for classes that share a group: it has one role as a whole",
+                    do="leave these classes out of [data.roles.by_class]",
+                )
+            taken = set[Role]().union(*(filled[label] for label in classes))
+            role = _drawn(number_of(name, "group"), shares[classes[0]], taken)
         roles.update(dict.fromkeys(group, role))
     return roles
 
 
-def _drawn(number: float, config: RolesConfig, filled: set[Role]) -> Role:
+def _drawn(number: float, shares: Mapping[str, int | float], filled: set[Role]) -> Role:
     """The role that a number in [0, 1) stands for."""
     upper = 0.0
     for role in _DRAWN:
         if role not in filled:
-            upper += getattr(config, role.value)
+            upper += shares[role.value]
             if number < upper:
                 return role
     return Role.TRAIN
