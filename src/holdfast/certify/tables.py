@@ -127,7 +127,7 @@ class Paired:
             raise UserError(
                 f"in the pool {name} {count} {'image has' if count == 1 else 'images have'} different outcomes",
                 expected="a pool counts an image once: right or wrong, whichever task it serves",
-                found=f"{example!r} is right in one task and wrong in another",
+                found=f"{example!r} does not have the same outcome in all of them",
                 do="claim about the tasks themselves, or pool tasks that share no images",
             )
         return rows[np.sort(first)]
