@@ -253,6 +253,9 @@ def _joined(
             answers = read_answers(by_path, task, predictions, labels, {"old": paths[0], "new": paths[1]})
             right = (answers.old.equals(answers.label), answers.new.equals(answers.label))
             numbers, warnings = answers.numbers, list(answers.warnings)
+    disjoint = len(identity.names) == len(rows)
+    if trusted:
+        return Paired(task, *right, disjoint, identity, Inspection(len(rows), ids=True))
     unused = _unused_of_both(old, new, rows, used)
     read_codes = [
         codes if table is old else None if codes is None else codes[rows]
@@ -261,7 +264,7 @@ def _joined(
         for codes in [row_codes(table, column_names(table)[name])]
     ]
     inspection = _inspected(len(rows), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
-    return Paired(task, *right, len(identity.names) == len(rows), identity, inspection)
+    return Paired(task, *right, disjoint, identity, inspection)
 
 
 def _order(old: tuple[Column, Column], new: tuple[Column, Column], paths: tuple[Path, Path]) -> IntArray:
