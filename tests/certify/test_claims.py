@@ -8,6 +8,7 @@ from statsmodels.stats.multitest import multipletests
 
 from holdfast.certify.claims import Claim, Counts, Verdict, delta_of, evaluate
 from holdfast.certify.corrections import bonferroni, holm, hommel, lemma_one_allowance
+from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.report import report
 
 probability = st.floats(0.0, 1.0)
@@ -167,3 +168,25 @@ def test_the_claim_names_margins_in_points() -> None:
     result = evaluate([GOOD], {GOOD.task: 0.025}, 0.05)
     assert "loses less accuracy than 2.5 points" in result.wording()
     assert "loses less accuracy than 0.025" in result.wording(in_points=False)
+
+
+def test_each_distinct_outcome_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 tasks with 19 outcomes: 19 p-values, and every task has that of its outcome."""
+    outcomes = [(300, gained, lost) for gained in range(5) for lost in range(4)][:19]
+    everything = [Counts(f"t{k}", *outcomes[k % 19]) for k in range(10_000)]
+    calls: list[tuple[int, ...]] = []
+
+    def counted(gained: int, lost: int, n: int, margin: float) -> float:
+        calls.append((n, gained, lost))
+        return p_value(gained, lost, n, margin)
+
+    monkeypatch.setattr("holdfast.certify.claims.p_value", counted)
+    result = evaluate(everything, {item.task: 0.02 for item in everything}, 0.05, disjoint=True)
+    assert sorted(calls) == sorted(outcomes)
+    for task in result.tasks[:40]:
+        counts = task.counts
+        assert task.p_value == p_value(counts.gained, counts.lost, counts.n, 0.02)
+    # Another margin is another hypothesis.
+    calls.clear()
+    evaluate([Counts("a", 50, 1, 0), Counts("b", 50, 1, 0)], {"a": 0.1, "b": 0.2}, 0.05)
+    assert len(calls) == 2

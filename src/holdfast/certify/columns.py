@@ -193,7 +193,7 @@ def _text(value: Any, short: bool) -> str:
 
 def whole_numbers(column: Column) -> Column:
     """A column of ids or tasks in which ``3.0`` is written ``3``."""
-    if not any(name.endswith(".0") or name.endswith("00") for name in column.names):
+    if not any(name.endswith((".0", "00")) for name in column.names):
         return column
     return column.renamed(lambda name: found.group(1) if (found := _WHOLE.fullmatch(name)) else name)
 

@@ -158,7 +158,7 @@ class Paired:
             raise UserError(
                 f"in the pool {name} {count} {'image has' if count == 1 else 'images have'} different outcomes",
                 expected="a pool counts an image once: right or wrong, whichever task it serves",
-                found=f"{example!r} is right in one task and wrong in another",
+                found=f"{example!r} does not have the same outcome in all of them",
                 do="claim about the tasks themselves, or pool tasks that share no images",
             )
         return rows[np.sort(first)]
@@ -326,6 +326,10 @@ def _joined(
             answers = read_answers(by_path, task, predictions, labels, {"old": paths[0], "new": paths[1]})
             right = (answers.old.equals(answers.label), answers.new.equals(answers.label))
             numbers, warnings = answers.numbers, list(answers.warnings)
+    disjoint, sources = len(identity.names) == len(rows), [(old, paths[0], None), (new, paths[1], rows)]
+    if trusted:
+        paired = Paired(task, right[0], right[1], disjoint, identity, Inspection(len(rows), ids=True))
+        return _measured(paired, sources, layout, changes, scored)
     unused = _unused_of_both(old, new, rows, [*used, *layout.columns])
     read_codes = [
         codes if table is old else None if codes is None else codes[rows]
@@ -334,8 +338,8 @@ def _joined(
         for codes in [row_codes(table, column_names(table)[name])]
     ]
     inspection = _inspected(len(rows), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
-    paired = Paired(task, right[0], right[1], len(identity.names) == len(rows), identity, inspection)
-    return _measured(paired, [(old, paths[0], None), (new, paths[1], rows)], layout, changes, scored)
+    paired = Paired(task, right[0], right[1], disjoint, identity, inspection)
+    return _measured(paired, sources, layout, changes, scored)
 
 
 def _order(old: tuple[Column, Column], new: tuple[Column, Column], paths: tuple[Path, Path]) -> IntArray:

@@ -199,7 +199,8 @@ def print_plan(plan: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     claim = "lower bounds side by side" if plan["simultaneous"] else "all tasks retained"
     goal = f"{plan['power'] * 100:g} % chance that {plan['tasks']} tasks pass"
-    console.print(Text(f"{goal} ({claim}), confidence {plan['confidence']:g}:"))
+    change = f", true change {percent(plan['difference'])} points" if plan["difference"] else ""
+    console.print(Text(f"{goal} ({claim}), confidence {plan['confidence']:g}{change}:"))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("task", "flips", "margin", "images needed", "with your images"):
         table.add_column(name, justify="left" if name == "task" else "right")
