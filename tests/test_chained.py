@@ -146,7 +146,9 @@ def test_a_last_entry_written_anew_with_a_hash_that_fits_is_found(tmp_path: Path
     assert "not the one that was written" in broken.reason
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff", b'{"entries":"x","fingerprint":""}', b"[" * 4000])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b"[1]", b"\xff", b'{"entries":"x","fingerprint":""}', b"[" * 4000]
+)
 def test_a_head_that_is_gone_or_unreadable_is_found(
     tmp_path: Path, content: bytes | None, tried: Callable[..., None]
 ) -> None:

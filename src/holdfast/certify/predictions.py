@@ -90,7 +90,7 @@ def certify(
     shown beside. ``workers`` is for large tables: at most so many processes.
     """
     paired, files = evidence(old, new, labels)
-    settings = _settings(paired, target, margin, margins, confidence, claim, tasks, pools, labels)
+    settings = settings_for(paired.tasks(), target, margin, margins, confidence, claim, tasks, pools, labels)
     if not (math.isfinite(lemma_constant) and lemma_constant >= 0):
         raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
     result = run_test(paired, settings, workers=workers)
@@ -117,7 +117,7 @@ def certify_sequentially(
 ) -> dict[str, Any]:
     """The same claim for rows that keep arriving, in their order: a verdict that may be looked at any time."""
     paired, _ = evidence(old, new, labels)
-    settings = _settings(paired, target, margin, margins, confidence, "all", tasks, None, labels)
+    settings = settings_for(paired.tasks(), target, margin, margins, confidence, "all", tasks, None, labels)
     return sequential_report(paired, settings.margins, confidence, target)
 
 
@@ -162,8 +162,8 @@ def _table(given: Predictions, what: str) -> pa.Table:
 # -- what is fixed before the test ------------------------------------------------------------------------------------
 
 
-def _settings(
-    paired: Paired,
+def settings_for(
+    present: Sequence[str],
     target: str | None,
     margin: float | None,
     margins: Mapping[str, float] | None,
@@ -173,11 +173,10 @@ def _settings(
     pools: Mapping[str, Sequence[str]] | None,
     labels: Sequence[str],
 ) -> Settings:
-    """Everything that is fixed before the test, checked against the tasks that there are."""
+    """Everything that is fixed before the test, checked against the tasks that are ``present``."""
     delta_of(confidence)
     if claim not in list(Claim):
         raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
-    present = paired.tasks()
     groups = {name: list(members) for name, members in (pools or {}).items()}
     for name, group in groups.items():
         if name in present or not name or not group:
