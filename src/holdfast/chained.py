@@ -96,7 +96,7 @@ class ChainedLog:
         try:
             found = json.loads(read_regular(self.head_path, _LARGEST_HEAD))
             return Head(int(found["entries"]), str(found["fingerprint"]))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return Head(-1, "")
