@@ -70,11 +70,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     run = RunFolder.open(runs / "both")
     candidates = read_json(run.result)["candidates"]
-    spots = [(one["lambda"], one["held"]) for one in candidates]
+    spots = [(one["lambda"], one["bias"]) for one in candidates]
     assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
     assert [one["name"] for one in candidates][2:] == ["step-00000080@1", "step-00000080@1-bias6"]
     named = {
-        one["held"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
+        one["bias"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
         for one in candidates
         if one["lambda"] == 1
     }
@@ -98,8 +98,8 @@ def test_where_only_the_target_is_new_nothing_else_changes(runs: Path, name: str
     """Every picture is called what it was called before, or the target; and the target gains."""
     run = RunFolder.open(runs / name)
     result = read_json(run.result)
-    assert [one["name"] for one in result["candidates"]] == ["step-00000080@0"]
-    old, new = (read_predictions(run.predictions(one, "dev")) for one in ("old", "step-00000080@0"))
+    assert [one["name"] for one in result["candidates"]] == ["refit"]
+    old, new = (read_predictions(run.predictions(one, "dev")) for one in ("old", "refit"))
     pairs = list(zip(old["prediction"].to_pylist(), new["prediction"].to_pylist(), strict=True))
     assert all(after in (before, "four") for before, after in pairs if before != "four")
     assert result["dev"]["target_gain"] > (0.1 if name == "alone" else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.artifacts import RunFolder, read_json
@@ -41,7 +41,7 @@ class RoundResult:
 def described_candidate(decision: Decision, candidates: Sequence[Candidate]) -> Candidate:
     """The candidate that ships, or that was tested and rejected; see :func:`holdfast.candidates.select.described`."""
     by_name = {candidate.name: candidate for candidate in candidates}
-    gains = {name: candidate.dev.target_gain for name, candidate in by_name.items()}
+    gains = {name: candidate.expected_gain for name, candidate in by_name.items()}
     name = described(decision.shipped.name if decision.shipped else None, decision.order, gains)
     # An order written by an earlier version may call its candidates by other names.
     return by_name[name] if name in by_name else max(candidates, key=lambda candidate: candidate.dev.target_gain)
@@ -68,7 +68,9 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "name": candidate.name,
         "step": candidate.step,
         "lambda": candidate.lam,
-        "held": candidate.bias,
+        "bias": candidate.bias,
+        "chance": candidate.chance,
+        "expected_gain": None if candidate.chance is None else candidate.expected_gain,
         "dev": comparison_json(candidate.dev),
     }
 
@@ -76,7 +78,9 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
 def candidate_from_json(values: Mapping[str, Any], target: str) -> Candidate:
     """The inverse of :func:`candidate_json`."""
     dev = comparison_from_json(values["dev"], target)
-    return Candidate(values["step"], values["lambda"], dev, values.get("held", 0.0))
+    bias = values.get("bias", values.get("held", 0.0))  # "held": runs of earlier versions
+    made = Candidate(values["step"], values["lambda"], dev, bias, values.get("chance"))
+    return made if made.name == values["name"] else replace(made, recorded=values["name"])
 
 
 def comparison_json(compared: Comparison) -> dict[str, Any]:
