@@ -93,12 +93,16 @@ def predicted_gain(dev: Comparison, expected: ExpectedFlips | None = None) -> fl
 
 
 def candidate_rates(dev: Comparison, expected: ExpectedFlips) -> Flips:
-    """Rates of a candidate over all protected classes together."""
+    """Rates of a candidate over all protected classes together.
+
+    What one class gains does not make a gain of another more likely: of gains no more is expected than usual.
+    """
     protected = [_seen(change) for name, change in dev.tasks.items() if name != dev.target]
     n, gained, lost = (sum(counts) for counts in zip(*protected, strict=True)) if protected else (0, 0, 0)
     total = n + CANDIDATE_WEIGHT
     prior = expected.protected
-    return Flips((gained + CANDIDATE_WEIGHT * prior.gained) / total, (lost + CANDIDATE_WEIGHT * prior.lost) / total)
+    usual = min(prior.gained, (gained + CANDIDATE_WEIGHT * prior.gained) / total)
+    return Flips(usual, (lost + CANDIDATE_WEIGHT * prior.lost) / total)
 
 
 def target_rates(dev: Comparison, expected: ExpectedFlips) -> Rates:
