@@ -33,11 +33,6 @@ class Shell:
         return json.loads(self.out)
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
 def test_three_verdicts_and_their_exit_codes(shell: Shell, tmp_path: Path) -> None:
     certified = write_csv(tmp_path / "c.csv", rows({"clear": (500, 5, 3), "snowy": (400, 4, 1)}))
     assert shell("certify", "--predictions", certified, "--margin", "0.02", "--confidence", "0.95", "--json") == 0

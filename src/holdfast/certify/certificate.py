@@ -226,11 +226,11 @@ def verify_certificate(path: Path) -> dict[str, Any]:
     """Check every fingerprint, compute everything again from the predictions, and compare; the certificate if it holds.
 
     A changed file or a result that comes out differently is a :class:`FaultError`, a file that is gone a
-    :class:`UserError`.
+    :class:`UserError`. What can be checked without a file is the matter of
+    :func:`~holdfast.certify.verification.examine`.
     """
     certificate = read_certificate(path)
-    folder = path.resolve().parent
-    files = {name: folder / item["path"] for name, item in certificate["files"].items()}
+    files = certified_files(certificate, path)
     for name, item in files.items():
         if not os.path.exists(item):
             raise UserError(
@@ -238,13 +238,30 @@ def verify_certificate(path: Path) -> dict[str, Any]:
                 expected=f"the {name}, at that place beside the certificate",
                 do="put the file back where it was when the certificate was written",
             )
-        expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(item)
-        if found != expected:
-            raise FaultError(f"the {name} changed since the certificate: {item}", expected=expected, found=found)
+        check_file(certificate, name, item)
+    compare_again(certificate, path, files)
+    return certificate
+
+
+def certified_files(certificate: Mapping[str, Any], path: Path) -> dict[str, Path]:
+    """What a certificate rests on, by name: paths begin where the certificate lies."""
+    folder = path.resolve().parent
+    return {name: folder / item["path"] for name, item in certificate["files"].items()}
+
+
+def check_file(certificate: Mapping[str, Any], name: str, path: Path) -> None:
+    """A :class:`FaultError` where a file is not the one that the certificate names."""
+    expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(path)
+    if found != expected:
+        raise FaultError(f"the {name} changed since the certificate: {path}", expected=expected, found=found)
+
+
+def compare_again(certificate: Mapping[str, Any], path: Path, files: Mapping[str, Path]) -> bool:
+    """Compute the report again from the predictions among ``files`` and compare; False where there are none."""
     settings = Settings.from_json(certificate["settings"])
     paired = read_evidence(files, settings.labels, settings.layout)
     if paired is None:
-        return certificate
+        return False
     reported = certificate["report"]
     check_lemma(reported, path)
     result = run_test(paired, settings)
@@ -254,7 +271,7 @@ def verify_certificate(path: Path) -> dict[str, Any]:
     if reported.get("claim_tested") == result.wording(in_points=False):  # of an earlier version
         again["claim_tested"] = reported["claim_tested"]
     _compare(path, reported, again)
-    return certificate
+    return True
 
 
 def read_evidence(files: Mapping[str, Path], labels: Sequence[str], layout: Layout = PLAIN) -> Paired | None:

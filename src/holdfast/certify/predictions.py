@@ -112,7 +112,9 @@ def certify(
     """
     layout = Layout(group, weight, score_range, largest_unit, equal_groups=equal_groups)
     paired, files = evidence(old, new, labels, layout)
-    settings = _settings(paired, target, margin, margins, confidence, claim, tasks, pools, labels, distinct_rows)
+    check_rows(paired, distinct_rows, pools)
+    present = paired.tasks()
+    settings = settings_for(present, target, margin, margins, confidence, claim, tasks, pools, labels, distinct_rows)
     settings = replace(settings, layout=layout)
     if not (math.isfinite(lemma_constant) and lemma_constant >= 0):
         raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
@@ -146,7 +148,9 @@ def certify_sequentially(
             "--sequential and scores at once",
             do="leave --sequential out: scores are tested on a fixed set of rows",
         )
-    settings = _settings(paired, target, margin, margins, confidence, "all", tasks, None, labels, distinct_rows)
+    check_rows(paired, distinct_rows)
+    present = paired.tasks()
+    settings = settings_for(present, target, margin, margins, confidence, "all", tasks, None, labels, distinct_rows)
     return {**sequential_report(paired, settings.margins, confidence, target), **about_input(paired, settings)}
 
 
@@ -193,8 +197,8 @@ def _table(given: Predictions, what: str) -> pa.Table:
 # -- what is fixed before the test ------------------------------------------------------------------------------------
 
 
-def _settings(
-    paired: Paired,
+def settings_for(
+    present: Sequence[str],
     target: str | None,
     margin: float | None,
     margins: Mapping[str, float] | None,
@@ -203,14 +207,12 @@ def _settings(
     tasks: Sequence[str],
     pools: Mapping[str, Sequence[str]] | None,
     labels: Sequence[str],
-    distinct_rows: bool,
+    distinct_rows: bool = False,
 ) -> Settings:
-    """Everything that is fixed before the test, checked against the tasks that there are."""
+    """Everything that is fixed before the test, checked against the tasks that are ``present``."""
     delta_of(confidence)
-    check_rows(paired, distinct_rows)
     if claim not in list(Claim):
         raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
-    present = set(paired.tasks())
     groups = {name: list(members) for name, members in (pools or {}).items()}
     for name, group in groups.items():
         if name in present or not name or not group:
@@ -222,8 +224,6 @@ def _settings(
             raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
     if len({*members, *tasks}) != len(members) + len(set(tasks)) or target in members or target in tasks:
         raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
-    if pools and not (paired.inspection.ids or distinct_rows):
-        raise no_ids("a pool, which counts an image once,")
     protected = sorted({*(tasks or present), *members} - {target})
     single = [name for name in protected if name not in set(members)]
     if not protected:
@@ -232,9 +232,11 @@ def _settings(
     return Settings(by_task, confidence, Claim(claim), target, groups, list(labels), distinct_rows=distinct_rows)
 
 
-def check_rows(paired: Paired, distinct_rows: bool) -> None:
+def check_rows(paired: Paired, distinct_rows: bool, pools: Mapping[str, Sequence[str]] | None = None) -> None:
     """Refuse rows that repeat where no ids tell them apart, and a statement about rows that have ids."""
     inspection = paired.inspection
+    if pools and not (inspection.ids or distinct_rows):
+        raise no_ids("a pool, which counts an image once,")
     if inspection.ids and distinct_rows:
         raise UserError(
             "--distinct-rows and example ids at once",

@@ -72,6 +72,11 @@ class Layout:
 PLAIN = Layout()
 
 
+def layout_of(options: Mapping[str, Any]) -> Layout:
+    """The layout among options of :func:`holdfast.certify`."""
+    return Layout(**{item.name: options[item.name] for item in fields(Layout) if item.name in options})
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """Changes, weights and groups of all rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +26,7 @@ from holdfast.certify.certificate import (
 from holdfast.certify.claims import PROMISE, UNIT_PROMISE, delta_of
 from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.families import Admitted, image_keys
-from holdfast.certify.ledger import Budget, Ledger, Standing
+from holdfast.certify.ledger import Budget, Ledger, Standing, default_ledger
 from holdfast.certify.report import report
 from holdfast.certify.scores import PLAIN, Layout, Measured
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
@@ -401,7 +402,7 @@ def certify_candidates(
     assert standing is not None
     # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
     shown = chosen.shipped if chosen.passed else names[chosen.tested - 1]
-    reported = _one_bit(plan, chosen.passed, standing)
+    reported = one_bit(plan, chosen.passed, standing)
     if further is not None:
         reported["against_first"] = {"margins": further.settings(plan).margins}
     if not standing.retired:
@@ -460,13 +461,14 @@ def _paired(plan: SealedClaim, old: pa.Table, new: pa.Table) -> Paired:
     return paired_tables(old, new, plan.settings.labels, trusted=True, layout=plan.settings.layout)
 
 
-def _one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, Any]:
+def one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, Any]:
+    """The report of a query of a set that is not retired: passed or not, and what was asked."""
     settings = plan.settings
     return {
         "verdict": "certified" if passed else "undecided",
         "confidence": settings.confidence,
         "claim": str(settings.claim),
-        "promise": UNIT_PROMISE if plan.groups else PROMISE,
+        "promise": PROMISE if plan.settings.layout == PLAIN else UNIT_PROMISE,
         "level": plan.budget.level,
         "tasks": [{"task": task, "n": plan.images[task], "margin": settings.margins[task]} for task in plan.tasks],
         "target": settings.target,
@@ -505,18 +507,25 @@ def write_run_certificate(
         files["new model"] = weights
     state = read_json(run.state)
     identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
-    entries = _until(ledger.entries(plan.fingerprint), outcome.standing.queries)
-    record = {"entries": entries, "set": plan.fingerprint}
+    record = ledger_record(ledger, plan.fingerprint, outcome.standing.queries, run.root)
     write_certificate(run.certificate, plan.settings, outcome.reported, files, identities=identities, ledger=record)
     return run.certificate
 
 
 # Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
-_NOT_KEPT = ("time", "previous", "fingerprint", "added", "left")
+_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
 
 
-def _until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """The ledger up to a look, without times and hashes: a run that was resumed has the certificate of a whole one."""
+def ledger_record(ledger: Ledger, fingerprint: str, number: int, folder: Path) -> dict[str, Any]:
+    """What a certificate in ``folder`` keeps of the ledger: the record of its set up to its query, and where it is."""
+    record: dict[str, Any] = {"set": fingerprint, "entries": entries_until(ledger.entries(fingerprint), number)}
+    if ledger.folder.resolve() != default_ledger().resolve():  # that one is found without its path
+        record["folder"] = os.path.relpath(ledger.folder.resolve(), folder.resolve())
+    return record
+
+
+def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The ledger up to a query, without times and hashes: a run that was resumed has the certificate of a whole one."""
     return [
         {name: value for name, value in entry.items() if name not in _NOT_KEPT}
         for entry in entries
