@@ -24,8 +24,10 @@ def _few_threads() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_ledger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test spends sealed sets of the person who runs it, or of another test."""
-    monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger"))
+    """No test spends sealed sets of the person who runs it, or of another test, or reads what that person cached."""
+    own = tmp_path_factory.mktemp("own")
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(own / "ledger"))
+    monkeypatch.setenv("HOLDFAST_CACHE", str(own / "cache"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

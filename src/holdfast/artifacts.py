@@ -205,6 +205,14 @@ def fingerprint_ids(ids: Iterable[str]) -> str:
     return fingerprint_bytes(*(f"{item}\n".encode() for item in sorted(ids)))
 
 
+_KEY_DIGITS = 16  # 64 bits: enough to tell a thousand million images apart
+
+
+def image_key(name: str) -> str:
+    """The short key of an id or a hash, for lists of images that only ever ask whether an image is among them."""
+    return hashlib.sha256(name.encode()).hexdigest()[:_KEY_DIGITS]
+
+
 def write_predictions(path: Path, table: pa.Table) -> None:
     """Write a table of predictions as Parquet, after checking its columns, its ids and its numbers."""
     table = table.select(PREDICTIONS.names).cast(PREDICTIONS)

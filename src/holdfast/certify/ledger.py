@@ -1,7 +1,8 @@
-"""The ledger of sealed sets: what was queried, how often, and when a set is spent.
+"""The ledger of sealed images: what was queried, how often, and when images are spent.
 
-A sealed set is known by the fingerprint of its example ids. It has a budget of R queries and B passes, fixed at its
-first query; each query is tested at
+Images are charged, not sets: sets that share an image are of one family (:mod:`holdfast.certify.families`), known by
+the fingerprint of the set that opened it. A family has a budget of R queries and B passes, fixed at its first query;
+each query is tested at
 
     level = δ / sum over j < B of J^j C(R, j+1)         (B = 1: δ / R)
 
@@ -16,13 +17,14 @@ ever grows, each entry names the hash of the one before it, and a lock keeps two
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
 from typing import Any
 
+from holdfast.certify.families import Admitted, Family, Images, admit, family_of, readmitted, record_of
 from holdfast.chained import ChainedLog, Head
 from holdfast.errors import FaultError, UndecidedError, UserError
 
@@ -119,14 +121,17 @@ class Query:
 
 
 class Ledger:
-    """Sealed sets of one folder, one append-only file each."""
+    """Sealed images of one folder: one append-only file a family."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, fingerprint: str) -> Path:
-        """The record of one set."""
-        return self.folder / f"{fingerprint.removeprefix('sha256:')}.jsonl"
+        """The record of a set: its own file, or that of the family that it was queried in."""
+        own = self.folder / f"{fingerprint.removeprefix('sha256:')}.jsonl"
+        if own.exists():
+            return own
+        return next((log.path for log in self._logs() if fingerprint in _sets(log.entries())), own)
 
     def standing(self, fingerprint: str, after: int | None = None) -> Standing | None:
         """Where a set stands, or stood ``after`` the query of that number; None when it was never queried."""
@@ -141,24 +146,52 @@ class Ledger:
         """How far the record of a set reaches now: kept in certificates, so that a cut below it is found."""
         return self._log(fingerprint).now()
 
-    def check(self, fingerprint: str, budget: Budget, *, run: str = "", resumed: bool = False) -> None:
-        """Refuse beforehand what :meth:`query` would: a spent set, another budget, a folder that cannot be written.
+    def families(self) -> list[Family]:
+        """The families on record."""
+        found: list[Family] = []
+        for log in self._logs():
+            entries = log.entries()
+            if entries or log.unreadable():
+                standing = _standing(log)
+                found.append(family_of(_name(log), entries, standing.retired, standing.passes))
+        return found
 
-        ``run`` is who asks. A run whose query has no result yet may make it again, and one that is ``resumed`` may come
-        back for its result.
+    def admit(self, fingerprint: str, images: Images, *, claim: str = "") -> Admitted:
+        """Which of ``images`` (id -> keys) a query may be about now; of a claim on record those that it was about."""
+        recorded = self._recorded(claim)
+        if recorded is not None:
+            return readmitted(recorded[1], images, _name(recorded[0]))
+        return admit(fingerprint, images, self.families())
+
+    def check(
+        self,
+        fingerprint: str,
+        budget: Budget,
+        *,
+        run: str = "",
+        resumed: bool = False,
+        images: Images | None = None,
+    ) -> Admitted:
+        """Refuse beforehand what :meth:`query` would: spent images, another budget, a folder that cannot be written.
+
+        Without ``images`` the set alone is asked about. ``run`` is who asks. A run whose query has no result yet may
+        make it again, and one that is ``resumed`` may come back for its result.
         """
         self._check_writable()
-        standing = self.standing(fingerprint)
-        if standing is None:
-            return
-        entries = self.entries(fingerprint)
-        closed = {entry["number"] for entry in entries if entry.get("event") == "result"}
-        mine = [entry["number"] for entry in entries if run and entry.get("run") == run]
-        if standing.retired and not any(resumed or number not in closed for number in mine):
-            spent = _spent(fingerprint, standing, self.path(fingerprint))
+        images = _set_alone(fingerprint) if images is None else images
+        mine = self._query_of(run, resumed)
+        if mine is not None:
+            log, entry = mine
+            _check_budget(_name(log), _standing(log), budget)
+            return readmitted(entry, images, _name(log))
+        found = admit(fingerprint, images, self.families())
+        if not found.ids:
+            spent = self._spent(fingerprint, images)
             do = "seal new images, or set [certify] test_sealed = false to choose on dev images, without a certificate"
             raise UserError(spent.message, expected=spent.expected, found=spent.found, do=do)
-        _check_budget(fingerprint, standing, budget)
+        if found.family is not None:
+            _check_budget(found.family, _standing(self._log(found.family)), budget)
+        return found
 
     @contextmanager
     def query(
@@ -171,38 +204,77 @@ class Ledger:
         candidates: int = 1,
         tasks: Sequence[str] = (),
         margins: Mapping[str, float] | None = None,
+        images: Images | None = None,
+        admitted: Admitted | None = None,
     ) -> Generator[Query, None, None]:
         """Spend one query: it is on disk when the block is entered. One on record for this ``claim`` is taken up.
 
-        A block that is left without ``close`` leaves the query without a result. Refuses, spending nothing, when the
-        set is retired, when the budget is not the one it was opened with, or when there are more candidates than it
-        allows
-        for.
+        ``images`` (id -> keys) are those of the set; ``admitted`` says which of them the query is about, as
+        :meth:`admit` found them. A block that is left without ``close`` leaves the query without a result. Refuses,
+        spending nothing, when images are spent, when the budget is not the one their family was opened with, or when
+        there are more candidates than it allows for.
         """
         if candidates > budget.candidates and budget.passes > 1:
             raise UserError(
                 f"{candidates} candidates in one query", expected=f"at most {budget.candidates}, as the budget says"
             )
         record = {"candidates": candidates, "tasks": list(tasks), "margins": dict(margins or {})}
-        number, recorded = self._record_query(fingerprint, budget, {"run": run, "claim": claim, **record})
-        yield Query(self, fingerprint, number, budget, recorded)
+        asked = _Asked(fingerprint, images, admitted)
+        family, number, recorded = self._record_query(asked, budget, {"run": run, "claim": claim, **record})
+        yield Query(self, family, number, budget, recorded)
 
-    def _record_query(self, fingerprint: str, budget: Budget, record: dict[str, Any]) -> tuple[int, Bit | None]:
+    def _record_query(self, asked: _Asked, budget: Budget, record: dict[str, Any]) -> tuple[str, int, Bit | None]:
+        """Family and number of the query, and its result where it has one."""
         self._check_writable()
-        log = self._log(fingerprint)
-        with log.locked():
-            entries = log.entries()
-            if not any(entry.get("event") == "opened" for entry in entries):
-                log.append({"event": "opened", "set": fingerprint, "budget": asdict(budget)})
-            standing = _standing(log)
-            if (mine := _query_for(record["claim"], entries)) is not None:
-                return mine
-            if standing.retired:
-                raise _spent(fingerprint, standing, log.path)
-            _check_budget(fingerprint, standing, budget)
-            number = standing.queries + 1
-            log.append({"event": "query", "number": number, "level": budget.level, **record})
-            return number, None
+        # One process at a time: two that open families side by side would not see the images that they share.
+        with ChainedLog(self.folder / "lock").locked():
+            if (recorded := self._recorded(record["claim"])) is not None:
+                log, entry = recorded
+                _standing(log)
+                return _name(log), entry["number"], _result(log, entry["number"])
+            images = _set_alone(asked.fingerprint) if asked.images is None else asked.images
+            found = admit(asked.fingerprint, images, self.families())
+            if not found.ids:
+                raise self._spent(asked.fingerprint, images)
+            if found.ids != (frozenset(images) if asked.admitted is None else asked.admitted.ids):
+                raise _queried_meanwhile(len(images) - len(found.ids), len(images))
+            log = self._log(found.family or asked.fingerprint)
+            with log.locked():
+                if not any(entry.get("event") == "opened" for entry in log.entries()):
+                    log.append({"event": "opened", "set": asked.fingerprint, "budget": asdict(budget)})
+                standing = _standing(log)
+                _check_budget(_name(log), standing, budget)
+                number = standing.queries + 1
+                if asked.images is not None:
+                    known = family_of(_name(log), log.entries(), standing.retired, standing.passes).keys
+                    record = {**record, **record_of(asked.fingerprint, asked.images, found, known)}
+                log.append({"event": "query", "number": number, "level": budget.level, **record})
+                return _name(log), number, None
+
+    def _recorded(self, claim: str) -> tuple[ChainedLog, dict[str, Any]] | None:
+        """The query that was made for a claim."""
+        if claim:
+            for log in self._logs():
+                for entry in reversed(log.entries()):
+                    if entry.get("event") in _QUERY and entry.get("claim") == claim:
+                        return log, entry
+        return None
+
+    def _query_of(self, run: str, resumed: bool) -> tuple[ChainedLog, dict[str, Any]] | None:
+        """The last query of a run that it may make again: one without a result, or any where the run is resumed."""
+        found: tuple[ChainedLog, dict[str, Any]] | None = None
+        for log in self._logs() if run else ():
+            for entry in log.entries():
+                mine = entry.get("event") in _QUERY and entry.get("run") == run
+                if mine and (resumed or _result(log, entry["number"]) is None):
+                    found = (log, entry)
+        return found
+
+    def _spent(self, fingerprint: str, images: Images) -> UndecidedError:
+        """The error of a set of which no image is left, with the family that most of them are in."""
+        families = [family for family in self.families() if family.retired]
+        family = max(families, key=lambda item: len(item.overlap(fingerprint, images)))
+        return _spent(fingerprint, _standing(self._log(family.fingerprint)), self.path(family.fingerprint))
 
     def record_result(self, fingerprint: str, number: int, bit: Bit) -> None:
         """Append the outcome of a query; used by :meth:`Query.close`."""
@@ -212,6 +284,10 @@ class Ledger:
 
     def _log(self, fingerprint: str) -> ChainedLog:
         return ChainedLog(self.path(fingerprint))
+
+    def _logs(self) -> Iterator[ChainedLog]:
+        if self.folder.is_dir():
+            yield from (ChainedLog(path) for path in sorted(self.folder.glob("*.jsonl")))
 
     def _check_writable(self) -> None:
         """Whether the folder can be written, or made; nothing is made yet."""
@@ -232,13 +308,33 @@ def default_ledger() -> Path:
     return Path(data) / "holdfast" / "ledger"
 
 
-def _query_for(claim: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int, Bit | None] | None:
-    """Number and result (None: there is none yet) of the query that was made for a claim."""
-    numbers = [entry["number"] for entry in entries if claim and entry.get("claim") == claim]
-    if not numbers:
-        return None
-    results = [entry for entry in entries if entry.get("event") == "result" and entry["number"] == numbers[-1]]
-    return numbers[-1], Bit(results[-1]["passed"], results[-1]["which"]) if results else None
+@dataclass(frozen=True)
+class _Asked:
+    """A set that is asked about; without images the set alone is known."""
+
+    fingerprint: str
+    images: Images | None
+    admitted: Admitted | None
+
+
+def _set_alone(fingerprint: str) -> Images:
+    """A set whose images are not known stands for one image."""
+    return {fingerprint: ()}
+
+
+def _name(log: ChainedLog) -> str:
+    return f"sha256:{log.path.stem}"
+
+
+def _sets(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Fingerprints of the sets that a family was asked about."""
+    return {str(entry[name]) for entry in entries for name in ("set", "asked") if name in entry}
+
+
+def _result(log: ChainedLog, number: int) -> Bit | None:
+    """The result of a query; None: there is none yet."""
+    results = [entry for entry in log.entries() if entry.get("event") == "result" and entry["number"] == number]
+    return Bit(results[-1]["passed"], results[-1]["which"]) if results else None
 
 
 def _standing(log: ChainedLog, after: int | None = None) -> Standing:
@@ -289,6 +385,14 @@ def _describe(budget: Budget) -> str:
     return (
         f"confidence {1 - budget.delta:g}, {budget.queries} queries, {budget.passes} passes, "
         f"{budget.candidates} candidates a query"
+    )
+
+
+def _queried_meanwhile(count: int, total: int) -> UndecidedError:
+    return UndecidedError(
+        f"{count} of {total} sealed images may not be queried any more",
+        expected="images that no other query was about since this one was prepared",
+        do="run it again; no query was spent, and images that are spent are left out",
     )
 
 

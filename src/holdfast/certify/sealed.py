@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,12 +24,22 @@ from holdfast.certify.certificate import (
 )
 from holdfast.certify.claims import PROMISE, delta_of
 from holdfast.certify.exact.score_test import impossible
+from holdfast.certify.families import Admitted, image_keys
 from holdfast.certify.ledger import Budget, Ledger, Standing, default_ledger
 from holdfast.certify.report import report
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
 from holdfast.certify.tables import paired_tables
 from holdfast.config import CandidatesConfig, CertifyConfig, TaskConfig, parse, upgraded
 from holdfast.errors import HoldfastError, UndecidedError, UserError
+from holdfast.stages import stage
+
+
+class SealedExample(NamedTuple):
+    """A sealed image: the id of its file, its class, and the hash of its pixels where that is known."""
+
+    id: str
+    label: str
+    picture: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,13 @@ class SealedClaim:
     settings: Settings
     budget: Budget
     ids: frozenset[str]
+    examples: tuple[SealedExample, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])  # images asked about and not tested, by reason
+
+    @property
+    def keys(self) -> dict[str, tuple[str, ...]] | None:
+        """What the ledger knows each image by; None where the images are not known one by one."""
+        return {item.id: image_keys(item.id, item.picture) for item in self.examples} or None
 
     @property
     def tasks(self) -> list[str]:
@@ -55,7 +72,7 @@ class SealedClaim:
 
 
 def sealed_claim(
-    examples: Sequence[tuple[str, str]],
+    examples: Sequence[tuple[str, str] | tuple[str, str, str]],
     *,
     target: str,
     margin: float | Mapping[str, float],
@@ -67,13 +84,14 @@ def sealed_claim(
     target_gain: bool = True,
     labels: Sequence[str] = (),
 ) -> SealedClaim:
-    """The plan for sealed ``examples`` (example id, class); every class but the target is protected.
+    """The plan for sealed ``examples`` (example id, class, picture); every class but the target is protected.
 
     ``single`` margins of tasks go before ``margin``.
     """
     if not examples:
         raise UserError("there are no sealed images", do="give them a share: [data.roles] sealed = 0.2")
-    images = Counter(label for _, label in examples)
+    known = tuple(SealedExample(*item) for item in examples)
+    images = Counter(item.label for item in known)
     protected = sorted(label for label in images if label != target)
     if not protected:
         raise UserError("no protected task has a sealed image", do="seal images of every protected class")
@@ -91,9 +109,48 @@ def sealed_claim(
         labels=list(labels),
         level=budget.level,
     )
-    ids = frozenset(identity for identity, _ in examples)
+    ids = frozenset(item.id for item in known)
     kept = {label: n for label, n in images.items() if label != target or target_gain}
-    return SealedClaim(fingerprint_ids(ids), kept, settings, budget, ids)
+    return SealedClaim(fingerprint_ids(ids), kept, settings, budget, ids, known)
+
+
+def restricted(plan: SealedClaim, admitted: Admitted) -> SealedClaim:
+    """The claim about those of its images that may be queried; refused where a task has none of them."""
+    if len(admitted.ids) == len(plan.ids):
+        return plan
+    examples = tuple(item for item in plan.examples if item.id in admitted.ids)
+    images = Counter(item.label for item in examples)
+    missing = sorted(task for task in _margins(plan) if not images[task])
+    left_out = admitted.counts()
+    if missing:
+        raise UndecidedError(
+            f"no sealed image of {', '.join(missing[:5])} is left: the others were queried before",
+            expected="images that no earlier query was about, in whatever set they were then",
+            found=f"{len(admitted.ids)} of {len(plan.ids)} sealed images are left ({_reasons(left_out)})",
+            do="seal new images of every class; no query was spent",
+        )
+    kept = {task: images[task] for task in plan.images}
+    ids = frozenset(item.id for item in examples)
+    return replace(plan, fingerprint=fingerprint_ids(ids), images=kept, ids=ids, examples=examples, left_out=left_out)
+
+
+def _reasons(left_out: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+
+
+def check_unspent(plan: SealedClaim, ledger: Ledger, *, run: str = "", resumed: bool = False) -> SealedClaim:
+    """Refuse beforehand what the ledger would; the claim about those of its images that are not spent."""
+    admitted = ledger.check(plan.fingerprint, plan.budget, run=run, resumed=resumed, images=plan.keys)
+    if plan.keys is None:
+        return plan
+    left = restricted(plan, admitted)
+    if left.left_out:
+        stage(
+            f"{len(plan.ids) - len(left.ids)} of {len(plan.ids)} sealed images were queried before and are left out "
+            f"({_reasons(left.left_out)})"
+        )
+        check_possible(left)
+    return left
 
 
 def read_sealed_claim(
@@ -107,8 +164,10 @@ def read_sealed_claim(
     claimed = ClaimedSettings.of(read_json(run.config), str(run.config))
     if not run.roles.exists():
         raise UserError(f"{run.roles} does not exist", do="the run has not begun; start it with `holdfast develop`")
-    roles = pq.read_table(run.roles, columns=["example_id", "class", "role"]).to_pylist()
-    sealed = [(row["example_id"], row["class"]) for row in roles if row["role"] == "sealed"]
+    wanted = ["example_id", "class", "role", "picture"]  # the last is not in files of earlier versions
+    names = [name for name in wanted if name in pq.read_schema(run.roles).names]
+    roles = pq.read_table(run.roles, columns=names).to_pylist()
+    sealed = [(row["example_id"], row["class"], row.get("picture") or "") for row in roles if row["role"] == "sealed"]
     return claim_of(claimed, sealed, margin=margin, single=single, confidence=confidence)
 
 
@@ -133,17 +192,17 @@ class ClaimedSettings:
 
 def claim_of(
     claimed: ClaimedSettings,
-    sealed: Sequence[tuple[str, str]],
+    sealed: Sequence[tuple[str, str] | tuple[str, str, str]],
     *,
     margin: float | None = None,
     single: Mapping[str, float] | None = None,
     confidence: float | None = None,
 ) -> SealedClaim:
-    """What [certify] and [task] of a round claim about its sealed examples (example id, class)."""
+    """What [certify] and [task] of a round claim about its sealed examples (example id, class, picture)."""
     certify, task = claimed.certify, claimed.task
     wanted = {*task.protected, task.target} if task.protected else None
     return sealed_claim(
-        [(identity, label) for identity, label in sealed if wanted is None or label in wanted],
+        [item for item in sealed if wanted is None or item[1] in wanted],
         target=task.target,
         margin=certify.margin if margin is None else margin,
         single=single,
@@ -197,6 +256,7 @@ class SealedOutcome:
     old: pa.Table | None = None  # predictions of a retired set
     new: pa.Table | None = None
     first: pa.Table | None = None
+    claim: SealedClaim | None = None  # about the images that were tested, where some were left out
 
 
 @dataclass(frozen=True)
@@ -249,19 +309,26 @@ def certify_candidates(
     names = list(candidates.models)
     if not names:
         raise UndecidedError("there is no candidate to test", do="no query was spent; the old model is kept")
-    check_possible(plan)
     made: dict[str, pa.Table] = {}
     claim = plan.identity(
         candidates.run, candidates.models, None if further is None else further.settings(plan).margins
     )
+    claim = claim if candidates.run else ""
+    asked, keys = plan.fingerprint, plan.keys
+    admitted = None if keys is None else ledger.admit(asked, keys, claim=claim)
+    if admitted is not None and admitted.ids:  # with none left the ledger says why
+        plan = restricted(plan, admitted)
+    check_possible(plan)
     with ledger.query(
-        plan.fingerprint,
+        asked,
         plan.budget,
         run=candidates.run,
-        claim=claim if candidates.run else "",
+        claim=claim,
         candidates=len(names),
         tasks=plan.tasks,
         margins=plan.settings.margins,
+        images=keys,
+        admitted=admitted,
     ) as query:
         old = _checked(plan, predict_old())
         first = None if further is None else _checked(plan, further.predict())
@@ -283,7 +350,7 @@ def certify_candidates(
     if further is not None:
         reported["against_first"] = {"margins": further.settings(plan).margins}
     if not standing.retired:
-        return SealedOutcome(chosen.passed, chosen.shipped, standing, reported)
+        return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, claim=plan)
     full = report(
         run_test(paired_tables(old, made[str(shown)], plan.settings.labels, trusted=True), plan.settings),
         confidence=plan.settings.confidence,
@@ -292,7 +359,7 @@ def certify_candidates(
     reported = {**full, "verdict": bit["verdict"], "sealed": {**bit["sealed"], "shown": shown}}
     if further is not None and first is not None:
         reported["against_first"] = {**bit["against_first"], **against_first(plan, further, first, made[str(shown)])}
-    return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, old, made[str(shown)], first)
+    return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, old, made[str(shown)], first, plan)
 
 
 def _holds(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.Table, level: float) -> bool:
@@ -347,6 +414,7 @@ def one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, An
             "queries_left": standing.queries_left,
             "passes": standing.passes,
             "retired": standing.retired,
+            **({"left_out": dict(plan.left_out)} if plan.left_out else {}),
         },
     }
 
@@ -355,6 +423,7 @@ def write_run_certificate(
     run: RunFolder, plan: SealedClaim, outcome: SealedOutcome, ledger: Ledger, model: Path | None = None
 ) -> Path | None:
     """After a pass, the certificate of the run, resting on its predictions once they may be shown; None without one."""
+    plan = outcome.claim or plan
     if outcome.old is not None and outcome.new is not None:
         write_predictions(run.predictions("old", "sealed"), outcome.old)
         write_predictions(run.predictions("new", "sealed"), outcome.new)
@@ -386,10 +455,14 @@ def ledger_record(ledger: Ledger, fingerprint: str, number: int, folder: Path) -
     return record
 
 
+# Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
+_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
+
+
 def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
     """The ledger up to a query, without times and hashes: a run that was resumed has the certificate of a whole one."""
     return [
-        {name: value for name, value in entry.items() if name not in ("time", "previous", "place", "fingerprint")}
+        {name: value for name, value in entry.items() if name not in _NOT_KEPT}
         for entry in entries
         if entry.get("number", 0) <= number
     ]

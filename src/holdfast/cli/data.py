@@ -269,7 +269,7 @@ def _sets(
 
 
 def _roles_of(round_file: Path, features: Features | None) -> Iterable[tuple[str, Pictures, Pictures | None]]:
-    """Training images of a round against its dev, sealed and test images."""
+    """Training images of a round against its dev, sealed and test images; sealed ones against dev and each other."""
     from holdfast.config import DataConfig, TaskConfig, parse, read_toml
     from holdfast.data.assemble import task_spec
     from holdfast.data.dedup.leaks import pictures_of
@@ -283,9 +283,14 @@ def _roles_of(round_file: Path, features: Features | None) -> Iterable[tuple[str
     found = catalogue(config.sources, round_file.parent)
     assigned = assign(found, task_spec(task, found.classes).classes, config.roles)
     training = pictures_of(found, assigned.rows[assigned.where(Role.BASE, Role.TRAIN)], features=features)
-    for role in (Role.DEV, Role.SEALED, Role.TEST):
-        held_out = pictures_of(found, assigned.rows[assigned.where(role)], features=features)
-        yield f"training, {role.value}", training, held_out
+    held_out = {
+        role: pictures_of(found, assigned.rows[assigned.where(role)], features=features)
+        for role in (Role.DEV, Role.SEALED, Role.TEST)
+    }
+    for role, pictures in held_out.items():
+        yield f"training, {role.value}", training, pictures
+    yield "sealed, dev", held_out[Role.SEALED], held_out[Role.DEV]
+    yield "sealed", held_out[Role.SEALED], None
 
 
 def features_of(folder: Path) -> Features:

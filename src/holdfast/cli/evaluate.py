@@ -37,7 +37,8 @@ def evaluate(
     """Predict with a model on labelled images; write one row an image and print the accuracy of every class.
 
     The rows hold example id, task, label, prediction, loss and score. Two such tables of the same images, from an old
-    and a new model, are what `holdfast certify` reads. Classes that the model does not know are left out and named.
+    and a new model, are what `holdfast certify` reads. Classes that the model does not know are left out and named, and
+    so are images that are sealed in a round of this model: only a certificate opens those.
     """
     from rich.console import Console
 
@@ -48,7 +49,7 @@ def evaluate(
     from holdfast.data.sources import guess_source
     from holdfast.evaluate.metrics import per_task
     from holdfast.evaluate.predict import predict
-    from holdfast.model.folder import load_model, model_folder, read_description
+    from holdfast.model.folder import load_model, model_folder, read_description, sealed_from
     from holdfast.runtime import choose_device
 
     place = choose_device(device)
@@ -64,6 +65,7 @@ def evaluate(
         root=Path(),
         roles=[item for item in Role if item != Role.SEALED] if role == Which.ALL else [Role(role.value)],
         missing_ok=True,
+        sealed=sealed_from(folder),
         problems=problems,
     )
     table = predict(classifier, examples, classifier.classes, batch_size=batch_size, device=place)

@@ -140,7 +140,8 @@ class DataConfig(Config):
     """File with the sentences of each class (JSON or TOML: class = "sentence" or ["…", "…"]); it wins over [task]."""
     leaks: Literal["refuse", "drop", "allow"] = "refuse"
     """Near copies of sealed images among the training images: an error that names them, or left out of training (also
-    near copies of dev and test images), or not looked for. Exact copies are always left out."""
+    near copies of dev and test images), or not looked for. Sealed near copies of each other are counted once and those
+    of dev images not at all, unless they are not looked for. Exact copies are always left out."""
     bad_image_limit: Fraction = 0.01
     """Share of unreadable pictures that is skipped (counted and named) before it becomes an error."""
 

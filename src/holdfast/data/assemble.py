@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.artifacts import fingerprint_json
+from holdfast.artifacts import fingerprint_json, image_key
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.catalogue import Catalogue, Problem, check_limit, join
-from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks
+from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks, repeated_sealed
 from holdfast.data.pixels import Gathered, gather
 from holdfast.data.prompts import class_prompts, fill, read_prompts, words_of
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
@@ -34,6 +34,7 @@ class Assembled:
     problems: list[Problem]
     fingerprint: str
     check_leaks: Callable[[], None]  # refuses sealed pictures with near copies in training, unless that is allowed
+    pictures: Mapping[str, str] = field(default_factory=dict[str, str])  # example id -> hash of the pixels
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class _Pairs:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the sources hold and what each example serves as. No picture was decoded."""
+    """What the sources hold and what each example serves as. Pictures were decoded for their hashes alone."""
 
     config: DataConfig
     task: TaskConfig
@@ -58,10 +59,10 @@ class Survey:
     assigned: Assigned
 
     @property
-    def sealed(self) -> list[tuple[str, str]]:
-        """Id and class of every sealed example; knowing them opens nothing."""
-        positions = self.assigned.where(Role.SEALED)
-        return sorted((self.assigned.ids[p], self.assigned.classes[p]) for p in positions)
+    def sealed(self) -> list[tuple[str, str, str]]:
+        """Id, class and picture of every sealed example; knowing them opens nothing."""
+        found = self.assigned
+        return sorted((found.ids[p], found.classes[p], found.pictures[p]) for p in found.where(Role.SEALED))
 
 
 def survey(config: DataConfig, task: TaskConfig, *, root: Path, main: Catalogue | None = None) -> Survey:
@@ -94,13 +95,20 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
     limit = config.bad_image_limit
     everything = join([main, pairs, negatives])
     problems = [*everything.problems, *assigned.problems]
-    held_out = {assigned.ids[p] for p in assigned.where(Role.DEV, Role.SEALED, Role.TEST)}
+    held_out = {assigned.pictures[p] for p in assigned.where(Role.DEV, Role.SEALED, Role.TEST)}
     outside_rows = np.arange(len(main), len(everything))
     if config.leaks == "drop":
         leaked = near_copies(everything, assigned, outside_rows)
         problems.extend(leaked.values())
         assigned = assigned.without(leaked)
-        held_out.update(leaked)  # pairs and negatives with such a picture are left out as exact copies are
+        # Pairs and negatives with such a picture are left out as exact copies are.
+        shown = everything.pictures()
+        held_out.update(shown[row] for row, item in enumerate(everything.column("example_id")) if item in leaked)
+        check_roles(assigned, spec.classes, config.roles)
+    if config.leaks != "allow":
+        repeated = near_copies_of_sealed(main, assigned)
+        problems.extend(repeated.values())
+        assigned = assigned.without(repeated, Role.SEALED)
         check_roles(assigned, spec.classes, config.roles)
 
     chosen = {
@@ -114,7 +122,7 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
     )
     constraint = np.concatenate([chosen[label] for label in spec.protected])
     if config.negative_sources:
-        blocked = held_out | set(target.ids)
+        blocked = held_out | _pictures_at(everything, target.rows)
         contrast = _negative_pairs(negatives, spec, task.templates, blocked, problems)
         contrast = _Pairs([len(main) + len(pairs) + row for row in contrast.rows], contrast.texts, contrast.ids)
     else:
@@ -151,7 +159,8 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
             sealed = assigned.rows[assigned.where(Role.SEALED)]
             refuse_leaks(pictures_of(everything, training), pictures_of(main, sealed))
 
-    return Assembled(data, roles, problems, _fingerprint(data, roles), check_leaks)
+    pictures = dict(zip(map(str, everything.column("example_id")), everything.pictures(), strict=True))
+    return Assembled(data, roles, problems, _fingerprint(data, roles), check_leaks, pictures)
 
 
 def near_copies(everything: Catalogue, assigned: Assigned, outside_rows: np.ndarray) -> dict[str, Problem]:
@@ -164,6 +173,25 @@ def near_copies(everything: Catalogue, assigned: Assigned, outside_rows: np.ndar
         for match in find_leaks(ours, theirs)
         if match.kind != "exact"
     }
+
+
+def near_copies_of_sealed(main: Catalogue, assigned: Assigned) -> dict[str, Problem]:
+    """Sealed pictures that are nearly dev pictures, or nearly another sealed one: content hash -> what to report."""
+    sealed = assigned.rows[assigned.where(Role.SEALED)]
+    if not len(sealed):
+        return {}
+    ours, dev = pictures_of(main, sealed), pictures_of(main, assigned.rows[assigned.where(Role.DEV)])
+    return {
+        ours.ids[item.row]: Problem(
+            f"sealed near copy of a {item.among} picture", ours.names[item.row], f"of {item.other}: not counted"
+        )
+        for item in repeated_sealed(ours, dev)
+    }
+
+
+def _pictures_at(source: Catalogue, rows: Sequence[int]) -> set[str]:
+    shown = source.pictures()
+    return {shown[row] for row in rows}
 
 
 def task_spec(task: TaskConfig, known: Sequence[str], *, prompts_file: Path | None = None) -> TaskSpec:
@@ -279,16 +307,17 @@ def _usable(source: Catalogue, blocked: set[str], problems: list[Problem]) -> li
     result: list[tuple[int, str, str | None, str]] = []
     seen: set[tuple[str, str | None]] = set()
     columns = (source.column(name) for name in ("example_id", "caption", "locator", "split"))
+    pictures = source.pictures()
     for row, (given, caption, place, split) in enumerate(zip(*columns, strict=True)):
-        identity, locator = str(given), str(place)
+        identity, locator, picture = str(given), str(place), pictures[row]
         if split_role(split) in (Role.DEV, Role.TEST, Role.SEALED):
             problems.append(Problem("held-out pair", locator, f"its source calls it {split}: not trained on"))
-        elif identity in blocked:
+        elif picture in blocked:
             problems.append(Problem("leak", locator, "the same picture is a target or held-out image: left out"))
-        elif (identity, caption) in seen:
+        elif (picture, caption) in seen:
             problems.append(Problem("duplicate", locator, "the same picture with the same text"))
         else:
-            seen.add((identity, caption))
+            seen.add((picture, caption))
             result.append((row, identity, caption, locator))
     return result
 
@@ -351,6 +380,27 @@ def _fingerprint(data: RoundData, roles: pa.Table) -> str:
     )
 
 
+def _not_sealed(
+    main: Catalogue, assigned: Assigned, positions: np.ndarray, sealed: Collection[str], problems: list[Problem]
+) -> np.ndarray:
+    """The positions less those of sealed images, which are counted."""
+    locators = main.column("locator")
+    kept: list[int] = []
+    for position in positions:
+        if image_key(assigned.ids[position]) in sealed or image_key(assigned.pictures[position]) in sealed:
+            where = str(locators[assigned.rows[position]])
+            problems.append(Problem("sealed image left out", where, "only a certificate opens it"))
+        else:
+            kept.append(int(position))
+    if len(positions) and not kept:
+        raise UserError(
+            f"all {len(positions)} images are sealed from this model",
+            expected="images that its rounds have not sealed",
+            do="evaluate dev or test images (--role), or other images; `holdfast certify RUN` queries sealed ones",
+        )
+    return np.array(kept, dtype=np.int64)
+
+
 def labelled(
     sources: Sequence[SourceConfig],
     classes: Sequence[str],
@@ -363,13 +413,15 @@ def labelled(
     limit: float = 0.01,
     missing_ok: bool = False,
     drop_leaks: bool = False,
+    sealed: Collection[str] = (),
     problems: list[Problem] | None = None,
 ) -> LabelledSet:
     """Labelled examples of the given classes: all of them, or those with one of the given roles.
 
     ``holdfast tune`` asks for the base role, ``holdfast evaluate`` for everything a source holds. Examples of other
     classes are left out and counted in ``problems``; a class without images is an error unless ``missing_ok``. With
-    ``drop_leaks`` (``leaks = "drop"`` in [data]) near copies of held-out pictures are not trained on.
+    ``drop_leaks`` (``leaks = "drop"`` in [data]) near copies of held-out pictures are not trained on. ``sealed`` are
+    keys of images that are not opened (:func:`holdfast.artifacts.image_key` of their id, or of their picture).
     """
     found: list[Problem] = [] if problems is None else problems
     main = catalogue(sources, root, limit=limit)
@@ -385,6 +437,8 @@ def labelled(
         found.extend(leaked.values())
         assigned = assigned.without(leaked)
     positions = assigned.where(*(Role if roles is None else roles))
+    if sealed:
+        positions = _not_sealed(main, assigned, positions, sealed, found)
     if not len(positions):
         wanted = "any role" if roles is None else " or ".join(sorted(roles))
         raise UserError(f"no images have {wanted}", do="give the role a share in [data.roles]")

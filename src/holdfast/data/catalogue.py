@@ -1,6 +1,8 @@
 """What a source holds: a listing of examples before their bytes were read, a catalogue with content hashes after.
 
-An example's id is the SHA-256 of its content, so that the same picture is the same example wherever it lies.
+An example's id is the SHA-256 of its content: what roles are drawn by, the same wherever the file lies. Which picture
+it shows is the hash of its decoded pixels (:func:`holdfast.data.images.picture_id`): files with the same pixels are
+one picture, and have one role.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from PIL import Image
 
 from holdfast.data.containers import printable
 from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
+from holdfast.data.identity import PictureCache
 from holdfast.data.images import BadImage, open_image, to_rgb
 from holdfast.data.round import Pixels
 from holdfast.errors import UserError
@@ -35,6 +38,7 @@ CATALOGUE = pa.schema(
         pa.field("locator", pa.string(), nullable=False),  # where a person finds it
         pa.field("reader", pa.int32(), nullable=False),  # which reader of the catalogue
         pa.field("index", pa.int64(), nullable=False),  # where that reader finds it
+        pa.field("picture", pa.string()),  # hash of the decoded pixels, where it is known
     ]
 )
 
@@ -122,7 +126,7 @@ class BytesReader:
 def content_and_image(reader: Reader, index: int) -> tuple[bytes, Image.Image]:
     """What is hashed and what is seen, with one read where the two are one file."""
     content = reader.content(index)
-    return content, to_rgb(open_image(content)) if isinstance(reader, BytesReader) else reader.image(index)
+    return content, _decoded(reader, index, content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class Entry:
     caption: str | None = None
     split: str | None = None
     id: str | None = None  # the content hash, where the source knows it already
+    picture: str | None = None  # the hash of its pixels, where the source knows it already
 
 
 @dataclass
@@ -166,6 +171,14 @@ class Catalogue:
         """One column as a list."""
         return self.table[name].to_pylist()
 
+    def pictures(self) -> list[str]:
+        """Which picture each row shows: the hash of its pixels, or its id where they are not known."""
+        ids, pictures = self.column("example_id"), self.column("picture")
+        known = {identity: picture for identity, picture in zip(ids, pictures, strict=True) if picture}
+        return [
+            picture or known.get(identity) or str(identity) for identity, picture in zip(ids, pictures, strict=True)
+        ]
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in order of appearance."""
@@ -187,48 +200,66 @@ def join(catalogues: Sequence[Catalogue]) -> Catalogue:
 
 
 def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogue:
-    """Read every entry's bytes once and note their hash; what cannot be read is skipped up to ``limit``, a share."""
+    """Read every entry's bytes once and note their hash, and that of the pixels.
+
+    What cannot be read is skipped up to ``limit``, a share.
+    """
     problems = list(listing.problems)
-    rows: list[tuple[int, str]] = []
+    rows: list[tuple[int, str, str | None]] = []
     bad: list[Problem] = []
     positions = range(len(listing.entries))
-    for position, found in enumerate(in_order(lambda position: _identify(listing, position), positions, workers)):
-        if isinstance(found, Problem):
-            bad.append(found)
-        else:
-            rows.append((position, found))
+    cache = PictureCache()
+
+    def identify(position: int) -> tuple[str, str | None] | Problem:
+        return _identify(listing, position, cache)
+
+    try:
+        for position, found in enumerate(in_order(identify, positions, workers)):
+            if isinstance(found, Problem):
+                bad.append(found)
+            else:
+                rows.append((position, *found))
+    finally:
+        cache.close()
     check_limit(bad, len(listing.entries), limit)
-    entries = [listing.entries[position] for position, _ in rows]
+    entries = [listing.entries[position] for position, _, _ in rows]
     decide = listing.decide_split
-    splits = [entry.split for entry in entries] if decide is None else [decide(identity) for _, identity in rows]
+    splits = [entry.split for entry in entries] if decide is None else [decide(identity) for _, identity, _ in rows]
     table = pa.table(
         {
-            "example_id": pa.array([identity for _, identity in rows], pa.string()),
+            "example_id": pa.array([identity for _, identity, _ in rows], pa.string()),
             "class": pa.array([entry.label for entry in entries], pa.string()),
             "caption": pa.array([entry.caption for entry in entries], pa.string()),
             "split": pa.array(splits, pa.string()),
             "source": pa.array([listing.name] * len(rows), pa.string()),
             "locator": pa.array([entry.locator for entry in entries], pa.string()),
             "reader": pa.array([0] * len(rows), pa.int32()),
-            "index": pa.array([listing.indices[position] for position, _ in rows], pa.int64()),
+            "index": pa.array([listing.indices[position] for position, _, _ in rows], pa.int64()),
+            "picture": pa.array([picture for _, _, picture in rows], pa.string()),
         },
         schema=CATALOGUE,
     )
     return Catalogue(table, (listing.reader,), (*problems, *bad))
 
 
-def _identify(listing: Listing, position: int) -> str | Problem:
-    entry = listing.entries[position]
+def _identify(listing: Listing, position: int, cache: PictureCache) -> tuple[str, str | None] | Problem:
+    """Hashes of an entry's bytes and of its pixels; the second is None where the pixels cannot be known."""
+    entry, index = listing.entries[position], listing.indices[position]
     if entry.id is not None:
-        return entry.id
+        return entry.id, entry.picture
     try:
-        content = listing.reader.content(listing.indices[position])
+        content = listing.reader.content(index)
     except (OSError, BadImage) as error:
         kind = error.kind if isinstance(error, BadImage) else "unreadable"
         return Problem(kind, entry.locator, getattr(error, "strerror", None) or str(error))
     if not content:
         return Problem("unreadable", entry.locator, "the file is empty")
-    return hashlib.sha256(content).hexdigest()
+    identity = hashlib.sha256(content).hexdigest()
+    return identity, cache.picture(identity, lambda: _decoded(listing.reader, index, content)) or None
+
+
+def _decoded(reader: Reader, index: int, content: bytes) -> Image.Image:
+    return to_rgb(open_image(content)) if isinstance(reader, BytesReader) else reader.image(index)
 
 
 def check_limit(bad: Sequence[Problem], total: int, limit: float) -> None:

@@ -7,6 +7,7 @@ OpenCLIP's evaluation transform before it becomes a float tensor: shorter side r
 
 from __future__ import annotations
 
+import hashlib
 import io
 import struct
 import warnings
@@ -133,6 +134,17 @@ def _convert(image: Image.Image) -> Image.Image:
         layered = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
     return image.convert("RGB")
+
+
+def picture_id(image: Image.Image) -> str:
+    """What a picture is known by: SHA-256 of its size and its upright RGB pixels, whatever file they came from.
+
+    A picture saved again without loss is the same picture; one that was compressed again is a near copy, which the
+    leak check finds (:mod:`holdfast.data.dedup`).
+    """
+    digest = hashlib.sha256(b"holdfast picture %d x %d\n" % image.size)
+    digest.update(image.tobytes())
+    return digest.hexdigest()
 
 
 def evaluation_view(image: Image.Image, size: int, interpolation: str = "bicubic") -> np.ndarray:

@@ -40,10 +40,10 @@ def copies(catalogue: Catalogue) -> list[Problem]:
     """Pictures that a source holds more than once, with what that means."""
     first: dict[str, int] = {}
     problems: list[Problem] = []
-    ids, locators = catalogue.column("example_id"), catalogue.column("locator")
+    locators = catalogue.column("locator")
     labels, splits = catalogue.column("class"), catalogue.column("split")
-    for row, identity in enumerate(ids):
-        other = first.setdefault(str(identity), row)
+    for row, picture in enumerate(catalogue.pictures()):
+        other = first.setdefault(picture, row)
         if locators[other] == locators[row]:
             continue
         kind = "duplicate"

@@ -35,7 +35,7 @@ from holdfast.artifacts import (
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Listing, Problem, check_limit, content_and_image, in_order
 from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
-from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
+from holdfast.data.images import BadImage, evaluation_view, interpolation_filter, picture_id
 from holdfast.data.sources import list_source
 from holdfast.data.sources.store import BLOCK, FORMAT, INDEX, JOURNAL, PLAN, VERSION, Store, open_store
 from holdfast.errors import UserError
@@ -49,6 +49,7 @@ class _Packed:
     """One picture as it goes into the store."""
 
     id: str
+    picture: str
     view: np.ndarray
     thumb: np.ndarray
     small: bool
@@ -202,6 +203,7 @@ def _is_line(line: dict[str, Any], rows: int) -> bool:
         and all(0 <= position < count for position in (*small, *map(int, bad)))
         and all(isinstance(text, str) for text in (line["digest"], *bad.values()))
         and all((identity is None) == (str(position) in bad) for position, identity in enumerate(ids))
+        and len(line.get("pictures", ids)) == count
     )
 
 
@@ -253,7 +255,7 @@ def _blocks(
         except (OSError, BadImage) as error:
             return getattr(error, "strerror", None) or str(error)
         identity = hashlib.sha256(content).hexdigest()
-        return _Packed(identity, view, thumbnail(image), min(image.size) < SMALL)
+        return _Packed(identity, picture_id(image), view, thumbnail(image), min(image.size) < SMALL)
 
     members = {number: range(number * BLOCK, min((number + 1) * BLOCK, len(rows))) for number in todo}
     pictures = in_order(make, (row for number in todo for row in members[number]), workers)
@@ -281,6 +283,7 @@ def _line(number: int, block: list[_Packed | str], views: np.ndarray) -> dict[st
     return {
         "block": number,
         "ids": [packed.id if isinstance(packed, _Packed) else None for packed in block],
+        "pictures": [packed.picture if isinstance(packed, _Packed) else None for packed in block],
         "small": [position for position, packed in enumerate(block) if isinstance(packed, _Packed) and packed.small],
         "bad": {str(position): packed for position, packed in enumerate(block) if isinstance(packed, str)},
         "digest": fingerprint_bytes(views.tobytes()),
@@ -290,6 +293,10 @@ def _line(number: int, block: list[_Packed | str], views: np.ndarray) -> dict[st
 def _finish(listing: Listing, rows: list[list[int]], out: Path, plan: dict[str, Any], limit: float) -> Store:
     journal = [line for _, line in sorted(_journal(out, len(rows)).items())]
     ids: list[str | None] = [identity for line in journal for identity in line["ids"]]
+    # Blocks that an earlier version wrote do not say which picture a row shows.
+    pictures: list[str | None] = [
+        picture for line in journal for picture in line.get("pictures", [None] * len(line["ids"]))
+    ]
     small = {BLOCK * line["block"] + position for line in journal for position in line["small"]}
     bad = [
         Problem("unreadable", listing.entries[rows[BLOCK * line["block"] + int(position)][0]].locator, why)
@@ -306,7 +313,8 @@ def _finish(listing: Listing, rows: list[list[int]], out: Path, plan: dict[str, 
             entry = listing.entries[position]
             if listing.decide_split is not None:
                 entry = replace(entry, split=listing.decide_split(identity))
-            values = (row, identity, entry.label, entry.caption, entry.split, entry.locator, row in small)
+            shown = (entry.label, entry.caption, entry.split, entry.locator)
+            values = (row, identity, *shown, row in small, pictures[row])
             lines.append(dict(zip(INDEX.names, values, strict=True)))
     table = pa.Table.from_pylist(lines, schema=INDEX)
     write_atomic(out / "index.arrow", lambda temporary: _write_index(temporary, table))

@@ -1,7 +1,10 @@
 """What each example serves as: base, constraint, dev, sealed or test, decided by its content and nothing else.
 
-A content hash is turned into a number in [0, 1) and the number into a role. So the same picture has the same role on
+A content hash is turned into a number in [0, 1) and the number into a role. So the same file has the same role on
 every machine and in every round, in whatever order files are read, and adding pictures moves no other picture.
+
+Files that show the same picture, pixel by pixel, are one example: the strictest use that their splits ask for, or else
+the role of the one with the smallest hash. It is counted once, and the others are reported.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ ROLES = pa.schema(
         pa.field("role", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("locator", pa.string(), nullable=False),
+        pa.field("picture", pa.string(), nullable=False),  # hash of the decoded pixels
     ]
 )
 
@@ -47,6 +51,7 @@ class Assigned:
     roles: tuple[Role, ...]  # [n]
     twins: dict[str, list[int]]  # id -> every row that shows it in the same file, one for each caption
     problems: list[Problem]
+    pictures: tuple[str, ...] = ()  # [n] which picture each shows
 
     def where(self, *roles: Role, label: str | None = None) -> np.ndarray:
         """Positions with one of the roles, and of one class where it is given."""
@@ -65,16 +70,17 @@ class Assigned:
         names = {name: code for code, name in enumerate(dict.fromkeys(self.classes))}
         return np.array([names[name] for name in self.classes], dtype=np.int64), names
 
-    def without(self, ids: Collection[str]) -> Assigned:
-        """The same less the training examples with these ids."""
-        held_out = (Role.DEV, Role.SEALED, Role.TEST)
-        kept = [p for p, item in enumerate(self.ids) if item not in ids or self.roles[p] in held_out]
+    def without(self, ids: Collection[str], *roles: Role) -> Assigned:
+        """The same less the examples with these ids that have one of the roles (default: training examples)."""
+        dropped = roles or (Role.BASE, Role.TRAIN)
+        kept = [p for p, item in enumerate(self.ids) if item not in ids or self.roles[p] not in dropped]
         return replace(
             self,
             rows=self.rows[kept],
             classes=tuple(self.classes[p] for p in kept),
             ids=tuple(self.ids[p] for p in kept),
             roles=tuple(self.roles[p] for p in kept),
+            pictures=tuple(self.pictures[p] for p in kept),
         )
 
     def table(self, catalogue: Catalogue) -> pa.Table:
@@ -87,6 +93,7 @@ class Assigned:
                 "role": [role.value for role in self.roles],
                 "source": chosen["source"],
                 "locator": chosen["locator"],
+                "picture": list(self.pictures),
             }
         ).cast(ROLES)
         return table.sort_by("example_id")
@@ -105,7 +112,8 @@ def assign(catalogue: Catalogue, classes: Sequence[str], config: RolesConfig) ->
             raise UserError(
                 f"[data.roles.by_class]: {name!r} is no class of the sources", do=nearest(name, catalogue.classes)
             )
-    rows, twins, problems = _one_row_an_example(catalogue, set(classes))
+    pictures = catalogue.pictures()
+    rows, twins, problems = _one_row_a_picture(catalogue, pictures, set(classes))
     ids, labels = catalogue.column("example_id"), catalogue.column("class")
     splits = catalogue.column("split")
     roles: dict[int, Role] = {}
@@ -127,22 +135,23 @@ def assign(catalogue: Catalogue, classes: Sequence[str], config: RolesConfig) ->
         tuple(roles[row] for row in rows),
         twins,
         problems,
+        tuple(pictures[row] for row in rows),
     )
 
 
-def _one_row_an_example(
-    catalogue: Catalogue, classes: set[str]
+def _one_row_a_picture(
+    catalogue: Catalogue, pictures: Sequence[str], classes: set[str]
 ) -> tuple[list[int], dict[str, list[int]], list[Problem]]:
     ids, labels = catalogue.column("example_id"), catalogue.column("class")
     splits, locators = catalogue.column("split"), catalogue.column("locator")
     copies: dict[str, list[int]] = defaultdict(list)
-    for row, (identity, label) in enumerate(zip(ids, labels, strict=True)):
+    for row, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
         if label in classes:
-            copies[str(identity)].append(row)
+            copies[picture].append(row)
     kept: list[int] = []
     twins: dict[str, list[int]] = {}
     problems: list[Problem] = []
-    for identity, group in copies.items():
+    for group in copies.values():
         names = sorted({str(labels[row]) for row in group})
         where = str(locators[group[0]])
         if len(names) > 1:
@@ -151,9 +160,9 @@ def _one_row_an_example(
                 Problem("contradicting labels", where, f"the same picture is {' and '.join(names)}: left out")
             )
             continue
-        best = min(group, key=lambda row: _STRICTEST.index(split_role(splits[row])))
+        best = min(group, key=lambda row: (_STRICTEST.index(split_role(splits[row])), str(ids[row])))
         kept.append(best)
-        twins[identity] = [row for row in group if locators[row] == locators[best]]
+        twins[str(ids[best])] = [row for row in group if locators[row] == locators[best]]
         for row in group:
             if locators[row] != locators[best]:
                 problems.append(_copy_problem(str(locators[row]), str(locators[best]), splits[row], splits[best]))

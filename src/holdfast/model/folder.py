@@ -1,7 +1,8 @@
 """The model folder: ``model.safetensors`` + ``model.json``, and what a tower needs besides (a tokenizer's file).
 
-The fingerprint covers what the model computes: its description, every tensor and every asset. Parent and notes are
-written beside it and are not part of it, so the same model made twice has one fingerprint.
+The fingerprint covers what the model computes: its description, every tensor and every asset. Parent, notes and the
+record of the images that it was made with (``seen.parquet``, :mod:`holdfast.data.seen`) are written beside it and are
+not part of it, so the same model made twice has one fingerprint.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.artifacts import fingerprint_bytes, fingerprint_json, read_json, read_regular, write_json
+from holdfast.artifacts import fingerprint_bytes, fingerprint_json, image_key, read_json, read_regular, write_json
+from holdfast.data.round import Role
+from holdfast.data.seen import Seen, Use, read_seen
 from holdfast.errors import FaultError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.description import check_description
@@ -44,9 +48,15 @@ def model_folder(path: Path) -> Path:
 
 
 def save_model(
-    classifier: Classifier, folder: Path, parent: str | None = None, extra: Mapping[str, Any] | None = None
+    classifier: Classifier,
+    folder: Path,
+    parent: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+    seen: Seen | None = None,
 ) -> str:
     """Write a model folder in one step and return its fingerprint.
+
+    ``seen`` are the images that it was made with, where they are known.
 
     A folder that holds this very model already is left as it is; one that holds anything else is refused.
     """
@@ -67,6 +77,7 @@ def save_model(
             "assets": sorted(assets),
             "parent": parent,
             "extra": dict(extra or {}),
+            "seen": None if seen is None else seen.write(temporary),
         }
         write_json(temporary / DESCRIPTION, record)
     return fingerprint
@@ -106,6 +117,24 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / DESCRIPTION} has a format that this version does not read", expected=str(FORMAT))
     check_description(record, folder / DESCRIPTION)
     return record
+
+
+def images_seen(folder: Path) -> Seen:
+    """The images that the model in a folder was made with, as far as they are known."""
+    return read_seen(folder, read_description(folder))
+
+
+def sealed_from(folder: Path) -> set[str]:
+    """Keys of the images that are sealed in the rounds of a model: by its own record, or by its run's roles."""
+    sealed = images_seen(folder).keys(Use.SEALED)
+    roles = folder.resolve().parent / "roles.parquet"
+    if roles.is_file():  # a run folder, perhaps of a version that wrote no record into the model's
+        table = pq.read_table(roles)
+        names = [name for name in ("example_id", "picture") if name in table.column_names]
+        for row in table.select([*names, "role"]).to_pylist():
+            if row["role"] == Role.SEALED:
+                sealed.update(image_key(row[name]) for name in names)
+    return sealed
 
 
 def model_fingerprint(model: Path | Classifier) -> str:

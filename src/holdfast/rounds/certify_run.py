@@ -19,6 +19,7 @@ from holdfast.certify.sealed import (
     SealedClaim,
     certify_candidates,
     check_possible,
+    check_unspent,
     read_sealed_claim,
     write_run_certificate,
 )
@@ -59,8 +60,7 @@ def certify_run(
     config, root = resume_config(path)
     book = Ledger(ledger) if ledger is not None else ledger_of(config.certify, root)
     fingerprint = str(read_json(run.state)["fingerprint"])
-    book.check(plan.fingerprint, plan.budget, run=fingerprint, resumed=True)
-    check_possible(plan)
+    check_possible(check_unspent(plan, book, run=fingerprint, resumed=True))
     with one_writer(path), _prepared(run, config, root, plan) as models:
         run.clear()
         known = known_to(None if config.certify.first is None else root / config.certify.first)

@@ -24,6 +24,7 @@ from holdfast.certify.sealed import (
     SealedOutcome,
     certify_candidates,
     check_possible,
+    check_unspent,
     claim_of,
     read_sealed_claim,
     write_run_certificate,
@@ -69,11 +70,13 @@ def ledger_of(certify: CertifyConfig, root: Path) -> Ledger:
     return Ledger(root / certify.ledger if certify.ledger is not None else default_ledger())
 
 
-def check_budget(config: RoundConfig, root: Path, sealed: Sequence[tuple[str, str]], run: str, resumed: bool) -> None:
-    """Ask the ledger before anything is trained whether the sealed examples (id, class) may be queried."""
+def check_budget(
+    config: RoundConfig, root: Path, sealed: Sequence[tuple[str, str, str]], run: str, resumed: bool
+) -> None:
+    """Ask the ledger before anything is trained whether the sealed examples (id, class, picture) may be queried."""
     if sealed and config.certify.test_sealed:
         plan = claim_of(ClaimedSettings(config.certify, config.candidates, config.task), sealed)
-        ledger_of(config.certify, root).check(plan.fingerprint, plan.budget, run=run, resumed=resumed)
+        check_unspent(plan, ledger_of(config.certify, root), run=run, resumed=resumed)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, 
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
 from holdfast.data.loader import ViewSettings
+from holdfast.data.seen import UNKNOWN, Seen, refuse_seen
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.folder import load_model, model_fingerprint, read_description
+from holdfast.model.folder import images_seen, load_model, model_fingerprint, read_description
 from holdfast.model.openclip import load_towers
 from holdfast.model.towers import TwoTowers
 from holdfast.rounds.reference import as_deployed_in
@@ -33,6 +34,7 @@ class Start:
 
     towers: TwoTowers
     classifier: Classifier | None
+    seen: Seen = UNKNOWN  # the images that it was made with
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class PreparedRound:
     parent: str  # fingerprint of w_old as it is used in this round
     fingerprint: str  # of config, data and parent
     as_deployed: Classifier | None = None  # the old model over its own classes, where the round adds one
+    start_seen: Seen = UNKNOWN  # the images that the old model was made with
 
 
 def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
@@ -52,11 +55,12 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     if config.start is not None:
         folder = root / config.start
         classifier = load_model(folder)
-        return Start(classifier.towers, classifier)
+        return Start(classifier.towers, classifier, images_seen(folder))
     weights = config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
-    return Start(load_towers(str(config.architecture), weights, seed=seed), None)
+    seen = Seen(complete=True) if weights is None else UNKNOWN  # weights drawn by seed have seen nothing
+    return Start(load_towers(str(config.architecture), weights, seed=seed), None, seen)
 
 
 def inherit(config: RoundConfig, root: Path) -> RoundConfig:
@@ -90,6 +94,8 @@ def prepare_round(
     surveyed = survey(config.data, config.task, root=root)
     if check is not None:
         check(surveyed)
+    if config.model.start is not None:
+        refuse_seen(surveyed, images_seen(root / config.model.start), config.model.start)
     stage("loading the model")
     start = load_start(config.model, root, config.seed)
     view = start.towers.preprocess
@@ -99,7 +105,8 @@ def prepare_round(
     as_deployed = as_deployed_in(start.classifier, assembled.data.tasks, config.model.class_temperature)
     stage(f"preparing the method {config.method.name}")
     ready = make_prepared(config, config.method, old, assembled, runtime)
-    return replace(ready, as_deployed=None if as_deployed is None else as_deployed.to(runtime.device))
+    deployed = None if as_deployed is None else as_deployed.to(runtime.device)
+    return replace(ready, as_deployed=deployed, start_seen=start.seen)
 
 
 def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, root: Path) -> Assembled:

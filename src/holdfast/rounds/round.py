@@ -48,6 +48,7 @@ from holdfast.certify.sealed import SealedClaim, check_readable, read_sealed_cla
 from holdfast.config import RoundConfig
 from holdfast.data.assemble import Survey
 from holdfast.data.round import LabelledSet, RoundData
+from holdfast.data.seen import seen_in_round
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict_each_on_ranks, predict_on_ranks
@@ -216,7 +217,9 @@ class Round:
             shutil.rmtree(folder)
         task = self.config.task
         notes = {"template": task.template, "names": task.names, "target": task.target}
-        return save_model(model, folder, parent=self.prepared.parent, extra=notes)
+        # Also a model that is handed back unchanged: whoever goes on from here has looked at this round's dev images.
+        seen = self.prepared.start_seen.and_then(seen_in_round(self.prepared.assembled))
+        return save_model(model, folder, parent=self.prepared.parent, extra=notes, seen=seen)
 
     def _prune(self, done: int) -> None:
         """Keep the weights of the best few checkpoints, and of the last."""
@@ -404,6 +407,7 @@ class Round:
                 **decision.to_json(),
                 "target": self.data.tasks.target,
                 "protected": list(self.data.tasks.protected),
+                "start_seen": self.prepared.start_seen.describe(),
                 "candidates": [candidate_json(candidate) for candidate in candidates],
                 "dev": comparison_json(described_candidate(decision, candidates).dev),
                 "test": comparison_json(test) if test else None,

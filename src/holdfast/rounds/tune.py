@@ -18,7 +18,9 @@ from holdfast.config import MethodConfig, TuneConfig
 from holdfast.data.assemble import labelled
 from holdfast.data.loader import ViewSettings
 from holdfast.data.prompts import class_prompts
+from holdfast.data.roles import assign
 from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec
+from holdfast.data.seen import Seen, seen_in_tuning
 from holdfast.data.sources import catalogue
 from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
@@ -95,9 +97,18 @@ def _tune(
     if runtime.is_main:
         if folder.model.exists():
             shutil.rmtree(folder.model)
-        save_model(method.model, folder.model, extra={"template": config.template, "names": config.names})
+        seen = start.seen.and_then(_seen(config, root, data))
+        notes = {"template": config.template, "names": config.names}
+        save_model(method.model, folder.model, extra=notes, seen=seen)
         write_json(folder.result, {"dev_accuracy": accuracy})
     return _conclude(folder, runtime)
+
+
+def _seen(config: TuneConfig, root: Path, data: RoundData) -> Seen:
+    """What this model is made with, by the roles that its [data] gives."""
+    main = catalogue(config.data.sources, root, limit=config.data.bad_image_limit)
+    assigned = assign(main, data.tasks.classes, config.data.roles)
+    return seen_in_tuning(main, assigned, {*data.constraint.ids, *data.target.ids})
 
 
 def _conclude(folder: RunFolder, runtime: Runtime) -> TuneResult:

@@ -1,8 +1,9 @@
 """Leaks: the same picture, or nearly the same, where two sets must not share any.
 
-Exact copies are found by content hash. Near copies (encoded again, resized, mirrored, up to 5 % cut off any side) are
-found by perceptual hash without comparing all pairs (:mod:`holdfast.data.dedup.hamming`), and every candidate is
-checked by correlating thumbnails. Features of a model, where a callable hands them in, find further ones.
+Exact copies are found by the hash of their pixels. Near copies (encoded again, resized, mirrored, up to 5 % cut off any
+side) are found by perceptual hash without comparing all pairs (:mod:`holdfast.data.dedup.hamming`), and every candidate
+is checked by correlating thumbnails, and the detail in them. Features of a model, where a callable hands them in, find
+further ones.
 """
 
 from __future__ import annotations
@@ -17,12 +18,24 @@ from PIL import Image
 
 from holdfast.data.catalogue import Catalogue, Problem, in_order
 from holdfast.data.dedup.hamming import HammingIndex
-from holdfast.data.dedup.signatures import Signatures, coarse_correlation, correlation, make_signatures, variant_hashes
+from holdfast.data.dedup.signatures import (
+    Signatures,
+    coarse_correlation,
+    correlation,
+    detail_correlation,
+    detail_share,
+    is_drawing,
+    make_signatures,
+    variant_hashes,
+)
 from holdfast.data.images import BadImage
 from holdfast.errors import FaultError
 
 DISTANCE = 8  # of 63 bits; measured on real photographs in benchmarks/leaks.py, as is the next
 CORRELATION = 0.92
+DETAIL_CORRELATION = 0.75  # of frequencies that two pictures share only if they are one, or of one moment
+DRAWING_CORRELATION = 0.985  # the same for drawings on plain ground: two sketches of a guitar reach 0.98
+LEAST_DETAIL = 0.005  # of a thumbnail's variance; with less the correlation of detail says nothing
 COARSE_SLACK = 0.02  # the correlation of low frequencies may be this much below that of whole thumbnails
 FEATURE_SIMILARITY = 0.97
 
@@ -43,13 +56,33 @@ class Match:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What two sets are compared by: content hashes, names to report, signatures, and features where there are any."""
+    """What two sets are compared by: hashes, names to report, signatures, and features where there are any."""
 
     ids: tuple[str, ...]
     names: tuple[str, ...]
     signatures: Signatures
     features: np.ndarray | None = None
     problems: list[Problem] = field(default_factory=list[Problem])
+    pictures: tuple[str, ...] = ()  # hashes of the pixels; without them the ids say which files are the same
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What exact copies share."""
+        return self.pictures or self.ids
+
+    def take(self, rows: Sequence[int]) -> Pictures:
+        """Some of them."""
+        signatures = Signatures(
+            *(part[list(rows)] for part in (self.signatures.thumbs, self.signatures.hashes, self.signatures.usable))
+        )
+        return Pictures(
+            tuple(self.ids[row] for row in rows),
+            tuple(self.names[row] for row in rows),
+            signatures,
+            None if self.features is None else self.features[list(rows)],
+            self.problems,
+            tuple(self.pictures[row] for row in rows) if self.pictures else (),
+        )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -58,11 +91,13 @@ class Pictures:
 def pictures_of(
     catalogue: Catalogue, rows: np.ndarray | None = None, *, features: Features | None = None, workers: int = 2
 ) -> Pictures:
-    """Thumbnails (and features) of the rows of a catalogue, each content once; unreadable pictures are reported."""
+    """Thumbnails (and features) of the rows of a catalogue, each picture once; unreadable pictures are reported."""
     chosen = catalogue.table if rows is None else catalogue.table.take(rows)
+    shown = catalogue.pictures()
+    pictures = shown if rows is None else [shown[row] for row in rows]
     ids, names = chosen["example_id"].to_pylist(), chosen["locator"].to_pylist()
     readers, indices = chosen["reader"].to_pylist(), chosen["index"].to_pylist()
-    once = list({identity: position for position, identity in reversed(list(enumerate(ids)))}.values())
+    once = list({picture: position for position, picture in reversed(list(enumerate(pictures)))}.values())
     once.sort()
 
     def describe(position: int) -> tuple[np.ndarray, bool] | str:
@@ -89,6 +124,7 @@ def pictures_of(
         make_signatures(stacked, small=np.array(small, dtype=bool)),
         None if features is None else _features(catalogue, kept, readers, indices, features),
         problems,
+        tuple(pictures[position] for position in kept),
     )
 
 
@@ -150,9 +186,19 @@ def _cut_from(
         part = slice(start, start + 65536)
         values, mirrored = correlation(whole.thumbs[i[part]], cut.thumbs[j[part]])
         good = np.flatnonzero(values >= least)
+        good = good[_same_detail(whole.thumbs[i[part][good]], cut.thumbs[j[part][good]])]
         columns_of = (i[part][good], j[part][good], values[good], bits[part][good], mirrored[good])
         result.extend(zip(*(column.tolist() for column in columns_of), strict=True))
     return result
+
+
+def _same_detail(whole: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """[n]: whether pairs of thumbnails share more than their large shapes."""
+    if not len(whole):
+        return np.zeros(0, dtype=bool)
+    least = np.where(is_drawing(whole) | is_drawing(cut), DRAWING_CORRELATION, DETAIL_CORRELATION)
+    plain = np.minimum(detail_share(whole), detail_share(cut)) < LEAST_DETAIL
+    return plain | (detail_correlation(whole, cut) >= least)
 
 
 def _coarse(whole: Signatures, cut: Signatures, i: np.ndarray, j: np.ndarray, version: np.ndarray) -> np.ndarray:
@@ -190,10 +236,10 @@ def find_leaks(
     matches: dict[tuple[int, int], Match] = {}
     if b is not None:
         where: dict[str, list[int]] = defaultdict(list)
-        for row, identity in enumerate(b.ids):
-            where[identity].append(row)
-        for row, identity in enumerate(a.ids):
-            for other in where.get(identity, ()):
+        for row, picture in enumerate(b.keys):
+            where[picture].append(row)
+        for row, picture in enumerate(a.keys):
+            for other in where.get(picture, ()):
                 matches[row, other] = Match(row, other, "exact")
     second = None if b is None else b.signatures
     for match in near_duplicates(a.signatures, second, distance=distance, least_correlation=least_correlation):
@@ -207,11 +253,45 @@ def find_leaks(
 def describe(match: Match, a: Pictures, b: Pictures | None = None) -> str:
     """One line for a person."""
     how = {
-        "exact": "the same file",
+        "exact": "the same picture",
         "near": f"{match.similarity:.0%} alike{', mirrored' if match.mirrored else ''}",
         "features": f"features {match.similarity:.1%} alike",
     }
     return f"{a.names[match.a]} = {(b or a).names[match.b]} ({how[match.kind]})"
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A sealed picture that is nearly another one: ``row`` of the sealed set is not counted, because of ``other``."""
+
+    row: int
+    other: str  # name of the picture that it repeats
+    among: Literal["dev", "sealed"]
+
+
+def repeated_sealed(sealed: Pictures, dev: Pictures) -> list[Repeated]:
+    """Sealed pictures that tell nothing of their own: near copies of dev pictures, and all but one of near copies.
+
+    Of sealed pictures that are nearly one the smallest id stays, whatever the order of the files; no two that stay are
+    near copies. What is nearly the same is not independent: the test would count one picture several times.
+    """
+    found: dict[int, Repeated] = {}
+    for match in find_leaks(sealed, dev):
+        found.setdefault(match.a, Repeated(match.a, dev.names[match.b], "dev"))
+    near: dict[int, list[int]] = defaultdict(list)
+    for match in find_leaks(sealed):
+        near[match.a].append(match.b)
+        near[match.b].append(match.a)
+    kept: set[int] = set()
+    for row in sorted(near, key=lambda row: sealed.ids[row]):
+        if row in found:
+            continue
+        earlier = next((other for other in near[row] if other in kept), None)
+        if earlier is None:
+            kept.add(row)
+        else:
+            found[row] = Repeated(row, sealed.names[earlier], "sealed")
+    return [found[row] for row in sorted(found)]
 
 
 def refuse_leaks(training: Pictures, sealed: Pictures) -> None:

@@ -18,6 +18,11 @@ from PIL import Image
 SIDE = 32  # of a thumbnail
 FREQUENCIES = 8  # of the hash, in each direction
 FLAT = 2.0  # grey levels; below this standard deviation a thumbnail says nothing
+DRAWING = 0.8  # share of a thumbnail in one shade; above it a picture is a drawing on plain ground
+DETAIL = (
+    8,
+    16,
+)  # frequencies of the cosine transform, from the first to below the second, that hold a picture's detail
 SMALL = 24  # px; pictures whose shorter side is smaller are compared byte for byte only
 
 # Shares cut off at the start and the end of an axis. Whatever is cut off a side, up to 5 %, one of them is near.
@@ -102,6 +107,51 @@ def correlation(whole: np.ndarray, cut: np.ndarray) -> tuple[np.ndarray, np.ndar
         mirrored = np.matmul(_flat(versions), _flat(reference[:, :, ::-1])[..., None])[..., 0].max(axis=1)
         best[start : start + 256], flipped[start : start + 256] = np.maximum(plain, mirrored), mirrored > plain
     return best, flipped
+
+
+def detail_correlation(whole: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """The same without the lowest frequencies, [n].
+
+    A bright sky over dark ground correlates with every other one; their detail does not.
+    """
+    best = np.empty(len(whole), dtype=np.float32)
+    ways = np.concatenate([_resampling(*item) for item in (*CUTS, (0.025, 0.025))])
+    for start in range(0, len(whole), 256):
+        versions = _versions(whole[start : start + 256].astype(np.float32), ways)
+        reference = cut[start : start + 256].astype(np.float32)
+        detail = _flat(_detail(versions))
+        both = (reference, np.ascontiguousarray(reference[:, :, ::-1]))
+        values = [np.matmul(detail, _flat(_detail(item))[..., None])[..., 0].max(axis=1) for item in both]
+        best[start : start + 256] = np.maximum(*values)
+    return best
+
+
+def is_drawing(thumbs: np.ndarray) -> np.ndarray:
+    """[n]: whether nearly all of a thumbnail is of one shade, as of a sketch on white."""
+    middle = np.median(thumbs, axis=(1, 2), keepdims=True)
+    return (np.abs(thumbs - middle) < 8).mean(axis=(1, 2)) > DRAWING
+
+
+def detail_share(thumbs: np.ndarray) -> np.ndarray:
+    """[n]: how much of a thumbnail's variance is detail; where it is hardly any, detail is noise."""
+    pictures = thumbs.astype(np.float32)
+    variance = pictures.var(axis=(1, 2))
+    return _filtered(pictures).var(axis=(1, 2)) / (variance + 1e-6)
+
+
+def _detail(pictures: np.ndarray) -> np.ndarray:
+    """Pictures [..., 32, 32] with the frequencies of :data:`DETAIL` alone, standardised."""
+    filtered = _filtered(pictures)
+    return _standardised(filtered.reshape(-1, SIDE, SIDE)).reshape(filtered.shape)
+
+
+def _filtered(pictures: np.ndarray) -> np.ndarray:
+    frequency, place = np.arange(SIDE)[:, None], np.arange(SIDE)[None]
+    cosines = np.cos(np.pi * frequency * (place + 0.5) / SIDE)
+    cosines = (cosines / np.linalg.norm(cosines, axis=1, keepdims=True)).astype(np.float32)
+    highest = np.maximum(frequency, frequency.T)
+    kept = (highest >= DETAIL[0]) & (highest < DETAIL[1])
+    return cosines.T @ ((cosines @ pictures @ cosines.T) * kept) @ cosines
 
 
 def _versions(thumbs: np.ndarray, ways: np.ndarray) -> np.ndarray:

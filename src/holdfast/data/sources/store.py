@@ -44,6 +44,7 @@ INDEX = pa.schema(
         pa.field("split", pa.string()),
         pa.field("locator", pa.string(), nullable=False),
         pa.field("small", pa.bool_(), nullable=False),  # too small to be compared by its thumbnail
+        pa.field("picture", pa.string()),  # hash of the decoded pixels of the whole picture
     ]
 )
 
@@ -143,6 +144,8 @@ class Store:
             with pa.memory_map(str(path)) as file:
                 index = pa.ipc.open_file(file).read_all()
             index.validate(full=True)  # text that is no UTF-8 among it
+            if "picture" not in index.column_names:  # written by an earlier version
+                index = index.append_column(INDEX.field("picture"), pa.nulls(len(index), pa.string()))
             if not index.schema.equals(INDEX):
                 raise ValueError("other columns than those of a store")
             rows = index["row"].to_numpy()
@@ -287,7 +290,7 @@ def list_store(config: SourceConfig, path: Path) -> Listing:
     """A packed store as a source: everything is in its index, no picture is read."""
     store = open_store(path)
     index = store.index
-    columns = (index[name].to_pylist() for name in ("locator", "class", "caption", "split", "example_id"))
+    columns = (index[name].to_pylist() for name in ("locator", "class", "caption", "split", "example_id", "picture"))
     entries = [Entry(*values) for values in zip(*columns, strict=True)]
     reader = StoreReader(store, index["row"].to_numpy(), index["small"].to_numpy())
     problems = [Problem(*item) for item in store.header["problems"]]
