@@ -16,9 +16,9 @@ from holdfast.artifacts import RunFolder, read_json, write_json
 from holdfast.certify.exact.score_test import lower_bounds
 from holdfast.errors import UserError
 from holdfast.report.content import read_run
-from holdfast.report.figures import confusion_counts
-from holdfast.report.markup import change_mark, points, tag
+from holdfast.report.html.markup import change_mark, points, tag
 from holdfast.report.page import write_report
+from holdfast.report.sections.figures import confusion_counts
 from tests.compare.fabricated import comparison, finish, make_study
 from tests.report.fabricated import HOSTILE, made_up_run
 

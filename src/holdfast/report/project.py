@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.certify.ledger import Ledger
-from holdfast.report import figures
 from holdfast.report.card import escaped
-from holdfast.report.markup import Markup, change_mark, count, percent, tag
-from holdfast.report.sections import Section, banner, data_table
+from holdfast.report.html.document import Section
+from holdfast.report.html.markup import Markup, change_mark, count, percent, tag
+from holdfast.report.html.tables import data_table
+from holdfast.report.sections import figures
+from holdfast.report.sections.banner import banner
 from holdfast.report.words import VerdictText
 from holdfast.rounds.project import FIRST, Project, ProjectRound
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.candidates.select import setting_rank
-from holdfast.report.axes import Plot, bounds, dot
 from holdfast.report.card import escaped
-from holdfast.report.figures import legend
-from holdfast.report.markup import Markup, count, percent, points, tag
-from holdfast.report.sections import Section, banner, data_table
+from holdfast.report.html.axes import Plot, bounds, dot
+from holdfast.report.html.document import Section
+from holdfast.report.html.markup import Markup, count, percent, points, tag
+from holdfast.report.html.tables import data_table
+from holdfast.report.sections.banner import banner
+from holdfast.report.sections.figures import legend
 from holdfast.report.shapes import read_chosen, read_csv, read_jobs, read_study_config
 from holdfast.report.words import VerdictText
 

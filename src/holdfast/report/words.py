@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.certify.claims import PROMISE
 from holdfast.report.content import RunContent
-from holdfast.report.markup import count, p_text, points
+from holdfast.report.html.markup import count, p_text, points
 
 KINDS = {"certified": "certified", "undecided": "undecided", None: "open"}
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from holdfast.report.content import Paired, RunContent
-from holdfast.report.markup import Markup, count, percent, tag
+from holdfast.report.html.markup import Markup, count, percent, tag
 from holdfast.report.pictures import Pictures, Place
 
 MOST = 90  # pictures of each kind that are put on the page; the tables count all of them

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.report.axes import HEIGHT, WIDTH, Plot, band, bounds, diamond, dot, frame, line
 from holdfast.report.content import Paired, RunContent, Series
 from holdfast.report.evidence import Evidence, TaskRow
-from holdfast.report.markup import Markup, count, percent, points, tag
+from holdfast.report.html.axes import HEIGHT, WIDTH, Plot, band, bounds, diamond, dot, frame, line
+from holdfast.report.html.markup import Markup, count, percent, points, tag
 
 MANY = 10  # more tasks than this, and only the most telling ones have a line of their own
+MATRIX = 14  # up to this many classes the confusion is a matrix; above, a list of what is mixed up
 FOREST_WIDTH, FOREST_HEIGHT = 150, 20
 
 

@@ -1,0 +1,77 @@
+"""The candidates, the order in which they are tested, and the frontier."""
+
+from __future__ import annotations
+
+from holdfast.candidates.select import Candidate as Tested
+from holdfast.candidates.select import evidence as largest_p
+from holdfast.report.content import RunContent
+from holdfast.report.html.markup import Markup, change_mark, p_text, tag
+from holdfast.report.html.tables import data_table
+
+
+def candidates_section(content: RunContent) -> Markup:
+    """Every candidate with its dev figures and what became of it."""
+    margins = content.margins
+    target = content.target if content.target_claimed else None
+    order = {str(name): place for place, name in enumerate(content.result["order"])}
+    rows: list[list[tuple[Markup | str, object]]] = []
+    for candidate in sorted(
+        content.candidates, key=lambda candidate: (order.get(candidate.name, len(order)), candidate.lam, candidate.bias)
+    ):
+        p = largest_p(Tested(f"step-{candidate.step:08d}", candidate.lam, candidate.dev), margins, target)
+        place = order.get(candidate.name)
+        rows.append(
+            [
+                ("–" if place is None else str(place + 1), -1 if place is None else place),
+                (candidate.name, candidate.name),
+                (f"{candidate.lam:g}", candidate.lam),
+                (f"{candidate.bias:g}", candidate.bias),
+                (change_mark(candidate.dev.target_gain), candidate.dev.target_gain),
+                (change_mark(candidate.dev.dev_safety), candidate.dev.dev_safety),
+                (candidate.dev.worst_task, candidate.dev.worst_task),
+                (p_text(p), p),
+                (
+                    tag("span", candidate.outcome, class_=f"word {candidate.outcome.replace(' ', '-')}"),
+                    candidate.outcome,
+                ),
+            ]
+        )
+    heads = ["order", "candidate", "λ", "held back", "target, dev", "worst class, dev", "which", "largest p, dev"]
+    kinds = ["number", "text", "number", "number", "number", "number", "text", "number", "text"]
+    fitted = (
+        "In every candidate the target's logit was fitted anew and nothing else, so that at λ = 0 the other classes "
+        "are told apart exactly as before. "
+        if any(candidate.lam == 0 for candidate in content.candidates)
+        else ""
+    )
+    walk = (
+        f"λ walks from the old model (0) to what training found (1). {fitted}A candidate that is held back names the "
+        "target less readily: its logit is lowered by so much."
+    )
+    tested = (
+        "No sealed images were looked at."
+        if content.reported is None
+        else "The order was fixed on dev images; on the sealed images each is tested in turn, every class at the level "
+        "of the look, and the first that does not pass ends it."
+    )
+    table = data_table("candidate-table", [*heads, "sealed test"], kinds, rows)
+    return tag("div", tag("p", f"{walk} {tested}", class_="note"), table, _frontier(content))
+
+
+def _frontier(content: RunContent) -> Markup | None:
+    frontier = content.result.get("frontier") or []
+    if not frontier:
+        return None
+    rows: list[list[tuple[Markup | str, object]]] = [
+        [
+            (str(item["candidate"]), item["candidate"]),
+            (change_mark(item["target_gain"]), item["target_gain"]),
+            (change_mark(item["dev_safety"]), item["dev_safety"]),
+            (str(item["worst_task"]), item["worst_task"]),
+        ]
+        for item in frontier
+    ]
+    table = data_table(
+        "frontier", ["look", "target", "worst class", "which"], ["text", "number", "number", "text"], rows
+    )
+    return tag("div", tag("h3", "Frontier: looks that no other beats on both counts (dev)"), table)
