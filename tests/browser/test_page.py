@@ -135,7 +135,7 @@ def test_figures_answer_to_pointer_and_arrow_keys_and_grow(tab: Tab, page: Path)
 def test_a_series_stands_out(tab: Tab, page: Path) -> None:
     tab.open(page)
     tab.run("document.querySelector('.legend li[data-series]').click()")
-    assert tab.run("document.querySelectorAll('.one.on').length") == 3  # h, u and weight
+    assert tab.run("document.querySelectorAll('.trace.on').length") == 3  # h, u and weight
     assert tab.run("document.querySelectorAll('svg.dim').length") > 0
 
 

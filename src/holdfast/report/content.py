@@ -24,7 +24,7 @@ from holdfast.errors import HoldfastError, UserError
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.evidence import Evidence, dev_evidence, sealed_evidence
 from holdfast.report.shapes import (
-    check_told,
+    check_reported,
     read_metrics,
     read_run_config,
     read_run_result,
@@ -96,7 +96,7 @@ class RunContent:
     dev_name: str  # the candidate that the dev figures are about
     test: Comparison | None
     candidates: Sequence[Candidate]
-    looks: Sequence[tuple[int, float, float]]  # step, worst change, target gain
+    checkpoints: Sequence[tuple[int, float, float]]  # step, worst change, target gain, on dev images
     series: Mapping[str, Series]  # h, u, weight
     notes: list[str] = field(default_factory=list[str])
 
@@ -117,7 +117,7 @@ class RunContent:
 
     @property
     def verdict(self) -> str | None:
-        """certified, undecided, or None where no look was made."""
+        """certified, undecided, or None where the sealed images were not queried."""
         reported = self.reported
         return str(reported["verdict"]) if reported is not None else self.result["verdict"]
 
@@ -190,7 +190,7 @@ def read_run(path: Path) -> RunContent:
         dev_name=shown.name,
         test=_comparison(result["test"], target) if result.get("test") else None,
         candidates=candidates,
-        looks=[
+        checkpoints=[
             (int(metric["step"]), float(metric["evaluation"]["dev_safety"]), float(metric["evaluation"]["target_gain"]))
             for metric in metrics
             if metric.get("evaluation") is not None
@@ -231,7 +231,7 @@ def _candidate(
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[str, Any] | None) -> str:
-    """What the fixed sequence says of a candidate. More than this (which one ships) never leaves a look."""
+    """What the fixed sequence says of a candidate. More than this (which of them ships) never leaves a query of the sealed set."""
     if reported is None or name not in order:
         return "shipped" if name == chosen else "set aside"
     place = order.index(name)
@@ -249,15 +249,15 @@ def _sealed(
     """What may be told of the sealed images, whether their set is retired, and its record in the ledger."""
     reported: Mapping[str, Any] | None = result.get("certificate")
     entries: Sequence[Mapping[str, Any]] = []
-    if folder.certificate.exists():  # also of a look that was made after the round
+    if folder.certificate.exists():  # also of a query that was made after the round
         certificate = read_certificate(folder.certificate)
         reported = certificate["report"]
-        check_told(reported, folder.certificate)
+        check_reported(reported, folder.certificate)
         entries = (certificate.get("ledger") or {}).get("entries", [])
     retired = bool(reported and reported.get("sealed", {}).get("retired"))
     if not folder.roles.exists() or (retired and entries):
         return reported, retired, entries, []
-    # The ledger may know of looks that this run does not: at the same images, by another round.
+    # The ledger may know of queries that this run does not: of the same images, by another round.
     chosen = settings.certify.ledger
     ledger = Ledger(folder.origin / chosen if chosen else default_ledger())
     try:

@@ -182,7 +182,8 @@ def project_markdown(card: Mapping[str, Any]) -> str:
     lines = [f"# Project: {escaped(str(card['name']))}", "", "| class | " + " | ".join(map(escaped, names)) + " |"]
     lines.append("| --- |" + " ---: |" * len(names))
     lines += [
-        f"| {escaped(key)} | {' | '.join(percent(one) for one in value)} |" for key, value in card["accuracy"].items()
+        f"| {escaped(key)} | {' | '.join(percent(share) for share in value)} |"
+        for key, value in card["accuracy"].items()
     ]
     lines += ["", "| round | parent | target | verdict |", "| --- | --- | --- | --- |"]
     lines += [

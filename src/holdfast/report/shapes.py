@@ -118,7 +118,7 @@ def read_run_result(path: Path) -> Mapping[str, Any]:
     check_shape(result, _RESULT, path)
     reported = result.get("certificate")
     if reported is not None:
-        check_told(reported, path)
+        check_reported(reported, path)
     classes = {*result["protected"], result["target"]}
     compared = [*(item["dev"] for item in result["candidates"]), *([result["test"]] if result.get("test") else [])]
     for item in compared:
@@ -128,7 +128,7 @@ def read_run_result(path: Path) -> Mapping[str, Any]:
     return result
 
 
-def check_told(reported: Any, path: Path) -> None:
+def check_reported(reported: Any, path: Path) -> None:
     """The report of a certificate: one bit, or in full."""
     full = isinstance(reported, dict) and "devsafety" in reported
     shape = _FULL if full else _BIT

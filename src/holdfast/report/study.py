@@ -85,7 +85,7 @@ def study_banner(content: StudyContent) -> Markup:
             f"{points(reported['dev_safety'][0])} points on its worst class."
         )
     claim = (
-        f"Best of {count(len({one['row'] for one in best}), 'method')} by share of seeds without any loss, then by "
+        f"Best of {count(len({item['row'] for item in best}), 'method')} by share of seeds without any loss, then by "
         f"gain of the target, on test images ({first['column']})."
     )
     return banner(
@@ -137,7 +137,7 @@ def _methods(content: StudyContent) -> Markup:
                 f"{percent(item['test']['retention_ratio'], 0)} of seeds",
                 5,
             ),
-            class_="one",
+            class_="trace",
             data_series=item["row"],
         )
         for item, x, y in zip(scored, xs, ys, strict=True)

@@ -46,7 +46,7 @@ def document(title: str, kicker: str, banner: Markup, sections: Sequence[Section
     }
     pieces = _asset("page.html").split("{{")
     whole = [pieces[0]]
-    for piece in pieces[1:]:  # one pass: what is filled in is never looked at again
+    for piece in pieces[1:]:  # one pass: what is filled in is not parsed again
         name, _, rest = piece.partition("}}")
         whole += [filled[name], rest]
     return "".join(whole)

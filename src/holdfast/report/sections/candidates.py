@@ -36,23 +36,23 @@ def candidates_section(content: RunContent) -> Markup:
                 ),
             ]
         )
-    heads = ["order", "candidate", "λ", "held back", "target, dev", "worst class, dev", "which", "largest p, dev"]
+    heads = ["order", "candidate", "λ", "logit bias", "target, dev", "worst class, dev", "which", "largest p, dev"]
     kinds = ["number", "text", "number", "number", "number", "number", "text", "number", "text"]
     fitted = (
-        "In every candidate the target's logit was fitted anew and nothing else, so that at λ = 0 the other classes "
-        "are told apart exactly as before. "
+        "In every candidate the target's logit is refitted, and nothing else: at λ = 0 the logits of the other "
+        "classes are those of the old model. "
         if any(candidate.lam == 0 for candidate in content.candidates)
         else ""
     )
     walk = (
-        f"λ walks from the old model (0) to what training found (1). {fitted}A candidate that is held back names the "
-        "target less readily: its logit is lowered by so much."
+        f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted from the "
+        "target's logit, so that fewer images are assigned to it."
     )
     tested = (
-        "No sealed images were looked at."
+        "The sealed images were not queried."
         if content.reported is None
         else "The order was fixed on dev images; on the sealed images each is tested in turn, every class at the level "
-        "of the look, and the first that does not pass ends it."
+        "of the query, and the first that does not pass ends it."
     )
     table = data_table("candidate-table", [*heads, "sealed test"], kinds, rows)
     return tag("div", tag("p", f"{walk} {tested}", class_="note"), table, _frontier(content))
@@ -72,6 +72,8 @@ def _frontier(content: RunContent) -> Markup | None:
         for item in frontier
     ]
     table = data_table(
-        "frontier", ["look", "target", "worst class", "which"], ["text", "number", "number", "text"], rows
+        "frontier", ["model", "target", "worst class", "which"], ["text", "number", "number", "text"], rows
     )
-    return tag("div", tag("h3", "Frontier: looks that no other beats on both counts (dev)"), table)
+    return tag(
+        "div", tag("h3", "Frontier: checkpoints and candidates that no other beats on both counts (dev images)"), table
+    )

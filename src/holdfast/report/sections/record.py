@@ -47,8 +47,8 @@ def record_section(content: RunContent) -> Markup:
 def _entry(entry: dict[str, object]) -> str:
     kind, when = entry.get("event"), f"{entry['time']}: " if "time" in entry else ""
     if kind in ("query", "look"):  # the second in ledgers of earlier versions
-        return f"{when}look {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
+        return f"{when}query {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
     if kind == "result":
         which = f", {entry['which']} ships" if entry.get("which") else ""
-        return f"{when}look {entry.get('number')} {'passed' if entry.get('passed') else 'did not pass'}{which}"
+        return f"{when}query {entry.get('number')} {'passed' if entry.get('passed') else 'did not pass'}{which}"
     return f"{when}opened with {json.dumps(entry.get('budget'))}"

@@ -15,11 +15,11 @@ def training_section(content: RunContent) -> Markup:
     if blocked:
         parts.append(tag("p", blocked, class_="lead"))
     charts: list[Markup] = []
-    if content.looks or content.candidates:
+    if content.checkpoints or content.candidates:
         caption = (
-            "Gain of the target against the worst protected class, on dev images. Dots: looks during training, light "
-            "to dark. Diamonds: candidates on the way back to the old model (cross); the shipped one is filled. Up and "
-            "right is better; left of the line something was lost."
+            "Gain of the target against the worst protected class, on dev images. Dots: checkpoints, from light (early) "
+            "to dark (late). Diamonds: candidates; the shipped one is filled. Cross: the old model. Up and "
+            "right is better; left of the line a protected class lost accuracy."
         )
         charts.append(tag("figure", tag("figcaption", "Trajectory"), figures.trajectory(content), tag("p", caption)))
     shown = {
