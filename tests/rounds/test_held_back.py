@@ -70,11 +70,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     run = RunFolder.open(runs / "both")
     candidates = read_json(run.result)["candidates"]
-    spots = [(one["lambda"], one["held"]) for one in candidates]
+    spots = [(one["lambda"], one["bias"]) for one in candidates]
     assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
     assert [one["name"] for one in candidates][2:] == ["step-00000080@1", "step-00000080@1-bias6"]
     named = {
-        one["held"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
+        one["bias"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
         for one in candidates
         if one["lambda"] == 1
     }

@@ -224,14 +224,14 @@ def _candidate(
 ) -> Candidate:
     step = int(str(record["step"]).removeprefix("step-"))
     outcome = _outcome(str(record["name"]), list(result["order"]), result["chosen"], reported)
-    bias = float(record.get("held", 0.0))  # runs of earlier versions have none
+    bias = float(record.get("bias", 0.0))  # runs of earlier versions have none
     return Candidate(
         str(record["name"]), step, float(record["lambda"]), bias, _comparison(record["dev"], target), outcome
     )
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[str, Any] | None) -> str:
-    """What the fixed sequence says of a candidate. More than this (which of them ships) never leaves a query of the sealed set."""
+    """What the fixed sequence says of a candidate. A query of the sealed set tells no more than which one ships."""
     if reported is None or name not in order:
         return "shipped" if name == chosen else "set aside"
     place = order.index(name)

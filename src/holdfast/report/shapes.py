@@ -12,6 +12,7 @@ import pyarrow as pa
 from holdfast.artifacts import canonical_json, read_json, read_jsonl, read_predictions
 from holdfast.certify.claims import Verdict
 from holdfast.errors import UserError
+from holdfast.rounds.former import read_result_json
 from holdfast.shape import (
     Each,
     Filled,
@@ -85,7 +86,7 @@ _RESULT: dict[str, Shape] = {
     "verdict": Maybe(text),
     "reason": text,
     "order": [text],
-    "candidates": Filled([{"name": text, "step": text, "lambda": number, "held": Maybe(number), "dev": _COMPARISON}]),
+    "candidates": Filled([{"name": text, "step": text, "lambda": number, "bias": Maybe(number), "dev": _COMPARISON}]),
     "test": Maybe(_COMPARISON),
     "frontier": Maybe([{"candidate": text, "target_gain": number, "dev_safety": number, "worst_task": text}]),
     "gain_by_margin": Maybe([{"margin": number, "target_gain": number}]),
@@ -114,7 +115,7 @@ def read_run_state(path: Path) -> Mapping[str, Any]:
 
 def read_run_result(path: Path) -> Mapping[str, Any]:
     """``result.json``; every comparison in it is about all classes of the round."""
-    result = read_json(path)
+    result = read_result_json(path)
     check_shape(result, _RESULT, path)
     reported = result.get("certificate")
     if reported is not None:

@@ -44,9 +44,9 @@ def candidates_section(content: RunContent) -> Markup:
         if any(candidate.lam == 0 for candidate in content.candidates)
         else ""
     )
-    walk = (
-        f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted from the "
-        "target's logit, so that fewer images are assigned to it."
+    settings = (
+        f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted from "
+        "the target's logit, so that fewer images are assigned to it."
     )
     tested = (
         "The sealed images were not queried."
@@ -55,7 +55,7 @@ def candidates_section(content: RunContent) -> Markup:
         "of the query, and the first that does not pass ends it."
     )
     table = data_table("candidate-table", [*heads, "sealed test"], kinds, rows)
-    return tag("div", tag("p", f"{walk} {tested}", class_="note"), table, _frontier(content))
+    return tag("div", tag("p", f"{settings} {tested}", class_="note"), table, _frontier(content))
 
 
 def _frontier(content: RunContent) -> Markup | None:

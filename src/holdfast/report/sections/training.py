@@ -17,8 +17,8 @@ def training_section(content: RunContent) -> Markup:
     charts: list[Markup] = []
     if content.checkpoints or content.candidates:
         caption = (
-            "Gain of the target against the worst protected class, on dev images. Dots: checkpoints, from light (early) "
-            "to dark (late). Diamonds: candidates; the shipped one is filled. Cross: the old model. Up and "
+            "Gain of the target against the worst protected class, on dev images. Dots: checkpoints, from light "
+            "(early) to dark (late). Diamonds: candidates; the shipped one is filled. Cross: the old model. Up and "
             "right is better; left of the line a protected class lost accuracy."
         )
         charts.append(tag("figure", tag("figcaption", "Trajectory"), figures.trajectory(content), tag("p", caption)))
