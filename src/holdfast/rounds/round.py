@@ -63,6 +63,7 @@ from holdfast.rounds.decide import (
     to_test,
     write_certificate_of,
 )
+from holdfast.rounds.former import read_result_json
 from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
 from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
@@ -104,7 +105,7 @@ class Round:
         if not begun:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
             self._write_config()
         self._begin()
-        self._models: CandidateModels | None = None
+        self._models: tuple[str, CandidateModels] | None = None  # of the checkpoint that was asked for last
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -255,9 +256,9 @@ class Round:
         return self._candidate_models(candidate.step).model(candidate.lam, candidate.bias)
 
     def _candidate_models(self, step: str) -> CandidateModels:
-        if self._models is None:
+        if self._models is None or self._models[0] != step:
             checkpoint = load_model(self.folder.candidates / step).to(self.runtime.device)
-            self._models = CandidateModels(
+            models = CandidateModels(
                 self.config.candidates,
                 self.prepared.old,
                 checkpoint,
@@ -266,7 +267,8 @@ class Round:
                 self.runtime,
                 in_tower=self.config.model.freeze not in ("image", "towers"),
             )
-        return self._models
+            self._models = step, models
+        return self._models[1]
 
     # -- the decision -----------------------------------------------------------------------------------------------
 
@@ -296,7 +298,7 @@ class Round:
 
     def settled(self) -> list[Candidate]:
         """The candidates that the decision is made from, as they are on disk."""
-        entries = read_json(self.folder.settled)["candidates"]
+        entries = read_result_json(self.folder.settled)["candidates"]
         return [candidate_from_json(entry, self.data.tasks.target) for entry in entries]
 
     def _settle(self, candidates: Sequence[Candidate] | None) -> tuple[list[Candidate], dict[str, str]]:
