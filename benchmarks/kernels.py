@@ -95,7 +95,7 @@ def tower(pictures: int) -> Callable[[], Any]:
 
     def once() -> Any:
         found, _ = fused.blocks(values, weights, shape)
-        return torch.autograd.grad(found, [values, *(one for group in weights for one in group)], gradient)
+        return torch.autograd.grad(found, [values, *(item for group in weights for item in group)], gradient)
 
     return once
 
@@ -151,7 +151,7 @@ def main() -> None:
         "now": (True, True),
     }.items():
         fused._products, fused._attention = (  # pyright: ignore[reportPrivateUsage]
-            one if keep else lambda *_: None for one, keep in zip(now, kept, strict=True)
+            item if keep else lambda *_: None for item, keep in zip(now, kept, strict=True)
         )
         blocks[name] = recorded(once)
     found["blocks"] = in_turns(blocks, 20)

@@ -159,8 +159,8 @@ def main() -> None:
         for name, pairs in (("without", ""), ("with", with_data)):
             rounds[name].append({"seed": seed, **develop(folder, name, pairs, given.steps, seed)})
             print(name, seed, json.dumps(rounds[name][-1])[:600], flush=True)
-    for one in (*rounds["without"], *rounds["with"]):
-        one.pop("run", None)
+    for item in (*rounds["without"], *rounds["with"]):
+        item.pop("run", None)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     result = {
         "command": f"benchmarks/retrieve_round.py --steps {given.steps} --tune-steps {given.tune_steps} "

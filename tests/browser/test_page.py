@@ -51,8 +51,8 @@ FIRST = """[...document.querySelectorAll('#task-table tbody tr')]
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
-    with browser() as one:
-        yield one
+    with browser() as single:
+        yield single
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +75,15 @@ def test_it_loads_without_a_complaint_and_asks_for_nothing(tab: Tab, page: Path,
     tab.requests.clear()
     tab.open(page, dark=dark)
     assert tab.complaints == []
-    assert [one for one in tab.requests if not one.startswith(("file://", "data:"))] == []
+    assert [request for request in tab.requests if not request.startswith(("file://", "data:"))] == []
     paper = tab.run("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 22, 24)" if dark else "rgb(251, 250, 247)")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_overlaps_or_leaves_the_window(tab: Tab, page: Path, hostile: Path, width: int) -> None:
-    for one in (page, hostile):
-        tab.open(one, width=width)
+    for item in (page, hostile):
+        tab.open(item, width=width)
         assert tab.run("document.documentElement.scrollWidth") <= width
         assert tab.run(OVERLAPS) == []
         assert tab.run(TICKS) == []
@@ -116,15 +116,15 @@ def test_searching_hides_rows_and_counts(tab: Tab, page: Path) -> None:
     tab.run(find.replace("task-table", "gallery").replace("'sn'", "'fog'"))
     shown = tab.run("[...document.querySelectorAll('.gallery li')].filter((e) => !e.hidden).map((e) => e.dataset.find)")
     assert shown
-    assert all("fog" in one for one in shown)
+    assert all("fog" in item for item in shown)
 
 
 def test_figures_answer_to_pointer_and_arrow_keys_and_grow(tab: Tab, page: Path) -> None:
     tab.open(page)
     tab.run("document.querySelector('svg.chart').focus()")
     tab.key("ArrowRight", 39)
-    told = tab.run("document.querySelector('.tip').textContent")
-    assert told == tab.run("document.querySelector('svg.chart [data-tip]').dataset.tip")
+    shown = tab.run("document.querySelector('.tip').textContent")
+    assert shown == tab.run("document.querySelector('svg.chart [data-tip]').dataset.tip")
     assert not tab.run("document.querySelector('.tip').hidden")
     tab.key("Enter", 13)
     assert tab.run("document.querySelector('dialog').open")

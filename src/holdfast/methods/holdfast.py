@@ -67,9 +67,9 @@ class HoldfastConfig(ContrastConfig):
     """method.name = "holdfast": target objective under one retention constraint a protected task."""
 
     form: Literal["default", "published"] = "default"
-    """What keys that are not given stand for: `default` is what did best on dev images (docs/research.md, studies.md),
-    `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of what comes
-    after it."""
+    """The values of keys that are not given: `default` is what did best on dev images (docs/appendix/research.md and
+    studies.md), `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of
+    the additions."""
     beta: NonNegativeFloat = 20.0
     """Penalty. Published: 200."""
     gamma_tasks: MovingAverage = 0.2
