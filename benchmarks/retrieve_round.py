@@ -138,7 +138,7 @@ def develop(folder: Path, name: str, pairs: str, steps: int, seed: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tune-steps", type=int, default=300)

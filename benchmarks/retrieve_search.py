@@ -156,7 +156,7 @@ def contest(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=20_000_000)
     parser.add_argument(
         "--compare", type=int, default=5_000_000, help="captions for the contest with pandas and polars"

@@ -6,6 +6,7 @@ of float32 weights; task heads, a few million numbers, are left out.
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ def sizes(architecture: str) -> Sizes:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     """Print the tables."""
     found = [sizes(architecture) for architecture in ARCHITECTURES]
     print("| | parameters | whole model | 8 ranks | 64 ranks |\n| --- | --- | --- | --- | --- |")
