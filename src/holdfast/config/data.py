@@ -88,9 +88,13 @@ class RolesConfig(Config):
     """
 
     base: Share = 0.0
+    """Images that make the old model (`holdfast tune`)."""
     dev: Share = 0.2
+    """Images that checkpoints and candidates are chosen on."""
     sealed: Share = 0.2
+    """Images of the sealed set: only the certificate queries them."""
     test: Share = 0.2
+    """Images that are scored once, when the round is over."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Self:
