@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from holdfast.model.openclip import OpenClipTowers, architecture_config
+from holdfast.model.openclip import architecture_config
+from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.towers import Preprocess
 from holdfast.train.parallel import blocks
 

@@ -19,7 +19,8 @@ from holdfast.methods.cross_entropy import CrossEntropyConfig
 from holdfast.methods.holdfast import Holdfast, HoldfastConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.compute import ComputeMode, computing
-from holdfast.model.openclip import TINY, OpenClipTowers, load_towers
+from holdfast.model.openclip import TINY, load_towers
+from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime
 from holdfast.train.loop import TrainSpec, train

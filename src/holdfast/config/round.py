@@ -89,7 +89,7 @@ class TrainConfig(Config):
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     speed: Literal["auto", "plain", "fast", "compiled", "graphs"] = "auto"
-    """How a step is computed; the results agree up to rounding. `plain` calls the model's own modules. `fast` leaves out
+    """How a step is computed; results agree up to rounding. `plain` calls the model's own modules. `fast` leaves out
     what no feature depends on and keeps activations in the working precision. `compiled` also compiles the blocks, on a
     GPU. `graphs` also records a step as a CUDA graph and replays it, on one GPU. `auto`: plain on a CPU, graphs on a
     GPU where the method allows it, else compiled."""
