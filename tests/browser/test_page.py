@@ -89,19 +89,53 @@ def test_nothing_overlaps_or_leaves_the_window(tab: Tab, page: Path, hostile: Pa
         assert tab.run(TICKS) == []
 
 
+def test_verdict_and_figures_share_the_width_of_a_screen(tab: Tab, page: Path) -> None:
+    tab.open(page, width=1280)
+    boxes = "['.verdict', '.figures'].map((s) => document.querySelector(s).getBoundingClientRect().toJSON())"
+    verdict, figures = tab.run(boxes)
+    assert figures["left"] >= verdict["right"]
+    assert figures["right"] > 1150
+    assert figures["top"] < verdict["bottom"]
+
+
+def test_no_column_is_cut_at_1280(tab: Tab, page: Path, hostile: Path) -> None:
+    cut = """[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1)
+      .map((e) => `${e.getAttribute('aria-label')}: ${e.scrollWidth} of ${e.clientWidth}`)"""
+    for path in (page, hostile):
+        tab.open(path, width=1280)
+        assert tab.run(cut) == []
+
+
+def test_on_a_telephone_the_verdicts_are_seen_without_scrolling_sideways(tab: Tab, page: Path) -> None:
+    tab.open(page, width=400)
+    assert tab.run("document.querySelector('.verdict h1').getBoundingClientRect().bottom") < 900
+    rights = "[...document.querySelectorAll('#task-table .word')].map((e) => e.getBoundingClientRect().right)"
+    found = tab.run(rights)
+    assert found
+    assert max(found) <= 400
+
+
+def test_advice_comes_before_the_first_plot(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    names = tab.run("[...document.querySelectorAll('section.part')].map((e) => e.id)")
+    assert names[0] == "advice"
+    order = "document.querySelector('#advice table').compareDocumentPosition(document.querySelector('svg'))"
+    assert tab.run(order) & 4  # the plot follows
+
+
 def test_sorting_by_click_and_by_keyboard(tab: Tab, page: Path) -> None:
     tab.open(page)
     worst_first = tab.run(FIRST)
     tab.run("document.querySelector('#task-table th[data-sort=text] button').click()")
     assert tab.run(FIRST) == sorted(worst_first)
-    change = "document.querySelectorAll('#task-table thead th')[1]"
+    change = "document.querySelectorAll('#task-table thead th')[2]"
     tab.run(f"{change}.querySelector('button').focus()")
     tab.key("Enter", 13)
     assert tab.run(f"{change}.getAttribute('aria-sort')") == "ascending"
     assert tab.run(FIRST)[0] == worst_first[0]
     tab.key("Enter", 13)
     values = tab.run(
-        "[...document.querySelectorAll('#task-table tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
+        "[...document.querySelectorAll('#task-table tbody tr')].map((r) => Number(r.cells[2].dataset.value))"
     )
     assert values == sorted(values, reverse=True)
 

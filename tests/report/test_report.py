@@ -223,6 +223,15 @@ def test_a_folder_of_another_kind_and_an_unfinished_run_are_refused(tmp_path: Pa
         write_report(run)
 
 
+def test_a_round_without_sealed_images_has_no_ledger_to_miss(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", sealed="none")
+    state = read_json(RunFolder(run).state)
+    write_json(RunFolder(run).state, {**state, "counts": {**state["counts"], "sealed": 0}})
+    pq.write_table(pq.read_table(RunFolder(run).roles).slice(0, 5 * 40), RunFolder(run).roles)
+    assert read_run(run).notes == []
+    assert "could not be read" not in page_of(run, tmp_path / "page.html")[1].text
+
+
 def test_a_study_shows_its_tables_and_figures(tmp_path: Path) -> None:
     from holdfast.compare.choose import choose, read_records
     from holdfast.compare.grid import plan

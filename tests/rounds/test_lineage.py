@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from holdfast.certify.sealed import Candidates, ExtraBaseline, SealedClaim, cert
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report
+from holdfast.report.project import project_sections, read_project
 from holdfast.rounds.project import FIRST, Project
 from holdfast.rounds.verify import difference, verify_project
 from tests.rounds.small import add_round, fill, first_model
@@ -183,6 +186,16 @@ def test_log_show_and_verify_on_the_command_line(project: Project) -> None:
     assert "parent:        first" in show
     verify = runner.invoke(app, ["verify", str(project.root)], standalone_mode=False).stdout
     assert "1 rounds" in verify
+
+
+@pytest.mark.parametrize("number", [12, 60])
+def test_the_chart_of_a_project_names_every_class(project: Project, number: int) -> None:
+    add_round(project, "fog")
+    names = [f"class <{place}>" for place in range(number)]
+    content = replace(read_project(project.root), accuracy=dict.fromkeys(names, (0.5, 0.6)))
+    section = next(section for section in project_sections(content) if section.name == "accuracy")
+    key = section.body.partition('class="legend"')[2].partition("<h3>")[0]
+    assert all(key.count(f"<span>{html.escape(name)}</span>") == 1 for name in names)
 
 
 def test_the_page_of_a_project_shows_every_class(project: Project) -> None:

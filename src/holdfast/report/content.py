@@ -167,7 +167,7 @@ def read_run(path: Path) -> RunContent:
     settings = ClaimedSettings.of(config, str(folder.config))
     result = read_run_result(folder.result)
     target, protected = str(result["target"]), [str(item) for item in result["protected"]]
-    reported, retired, entries, notes = _sealed(folder, settings, result)
+    reported, retired, entries, notes = _sealed(folder, settings, state, result)
     metrics = read_metrics(folder.metrics)
     candidates = [_candidate(item, target, result, reported) for item in result["candidates"]]
     shown = _described(candidates, result)
@@ -244,7 +244,7 @@ def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[
 
 
 def _sealed(
-    folder: RunFolder, settings: ClaimedSettings, result: Mapping[str, Any]
+    folder: RunFolder, settings: ClaimedSettings, state: Mapping[str, Any], result: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, bool, Sequence[Mapping[str, Any]], list[str]]:
     """What may be told of the sealed images, whether their set is retired, and its record in the ledger."""
     reported: Mapping[str, Any] | None = result.get("certificate")
@@ -255,7 +255,8 @@ def _sealed(
         check_reported(reported, folder.certificate)
         entries = (certificate.get("ledger") or {}).get("entries", [])
     retired = bool(reported and reported.get("sealed", {}).get("retired"))
-    if not folder.roles.exists() or (retired and entries):
+    none_sealed = (state.get("counts") or {}).get("sealed") == 0
+    if none_sealed or not folder.roles.exists() or (retired and entries):
         return reported, retired, entries, []
     # The ledger may know of queries that this run does not: of the same images, by another round.
     chosen = settings.certify.ledger

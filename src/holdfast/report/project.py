@@ -85,7 +85,7 @@ def _accuracy(content: ProjectContent) -> Markup:
     names = sorted(content.accuracy, key=lambda name: (content.change(name) or 0.0, name))
     telling = names
     if len(names) > MANY:  # the worst, the best, and the targets
-        targets = [item.target for item in content.rounds]
+        targets = [item.target for item in content.rounds if item.target in content.accuracy]
         telling = list(dict.fromkeys([*names[:4], *targets, *names[-2:]]))[:MANY]
     chart = tag("figure", figures.over_rounds(content.names, content.accuracy, telling), class_="wide")
     rows: list[list[tuple[Markup | str, object]]] = []
@@ -107,7 +107,8 @@ def _accuracy(content: ProjectContent) -> Markup:
     heads = ["class", "since first", *content.names]
     kinds = ["text", *["number"] * (len(heads) - 1)]
     table = data_table("accuracy-table", heads, kinds, rows, search="Find a class" if len(rows) > 12 else None)
-    return tag("div", chart, figures.legend(telling, len(names) - len(telling)), tag("h3", "In figures"), table)
+    key = figures.legend(telling, others=[name for name in names if name not in telling])
+    return tag("div", chart, key, tag("h3", "In figures"), table)
 
 
 def _rounds(content: ProjectContent) -> Markup:

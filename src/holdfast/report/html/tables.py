@@ -20,7 +20,7 @@ def data_table(
     head = tag(
         "tr",
         *(
-            tag("th", item, scope="col", data_sort=kind, class_=None if kind == "text" else "number")
+            tag("th", item, scope="col", data_sort=kind, class_="number" if kind == "number" else None)
             for item, kind in zip(heads, kinds, strict=True)
         ),
     )
@@ -29,7 +29,7 @@ def data_table(
             "tr",
             *(
                 tag("th" if place == 0 else "td", shown, scope="row" if place == 0 else None,
-                    data_value=value, class_=None if kinds[place] == "text" else "number")
+                    data_value=value, class_="number" if kinds[place] == "number" else None)
                 for place, (shown, value) in enumerate(cells)
             ),
             class_=(classes[number] if classes else "") or None,

@@ -59,7 +59,7 @@ def run_banner(content: RunContent) -> Markup:
             tag("span", f"{sum(row.n for row in evidence.rows):,}", class_="change"), "images judged", f"{where} set"
         ),
     ]
-    return tag("div", banner(verdict_text(content)), tag("div", *figures_, class_="figures"))
+    return tag("div", banner(verdict_text(content)), tag("div", *figures_, class_="figures"), class_="head")
 
 
 def _deciding_figure(content: RunContent, where: str) -> list[Markup]:

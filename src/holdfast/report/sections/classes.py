@@ -22,17 +22,19 @@ def classes_section(content: RunContent) -> Markup:
         f"On {named}. Dot: change in accuracy, in points. Whisker: down to its lower bound ({together}). Dashed: the "
         f"accepted loss, in points. p: {tested}, against a loss of the margin or more."
     )
-    heads = ["class", "change", "", "at least", "margin", "p", "lost", "gained", "old", "new", "images"]
-    kinds = ["text", "number", None, *["number"] * 8]
+    verdicts = any(row.verdict for row in evidence.rows)
+    heads = ["class", *(["verdict"] if verdicts else []), "change", "", "at least", "margin", "p"]
+    heads += ["lost", "gained", "old", "new", "images"]
+    kinds = ["text", *(["text"] if verdicts else []), "number", None, *["number"] * 8]
     others = [("dev", content.dev)] if evidence.role == "sealed" else []
     others += [("test", content.test)] if content.test else []
-    verdicts = any(row.verdict for row in evidence.rows)
-    heads += [name for name, _ in others] + (["verdict"] if verdicts else [])
-    kinds += ["number"] * len(others) + (["text"] if verdicts else [])
+    heads += [name for name, _ in others]
+    kinds += ["number"] * len(others)
     rows: list[list[tuple[Markup | str, object]]] = []
     for row in evidence.rows:
         cells: list[tuple[Markup | str, object]] = [
             (task_name(row), row.task),
+            *([(_verdict_mark(row.verdict), row.verdict or "")] if verdicts else []),
             (change_mark(row.difference), row.difference),
             (figures.forest_cell(row, scale), None),
             (points(row.bound) if row.bound > -1 else "–", row.bound),
@@ -47,8 +49,6 @@ def classes_section(content: RunContent) -> Markup:
         for _, compared in others:
             change = compared.tasks[row.task].accuracy_change if row.task in compared.tasks else None
             cells.append((change_mark(change), change))
-        if verdicts:
-            cells.append((_verdict_mark(row.verdict), row.verdict or ""))
         rows.append(cells)
     classes = ["target" if row.is_target else "beyond" if row.beyond else "" for row in evidence.rows]
     table = data_table("task-table", heads, kinds, rows, classes, search="Find a class")

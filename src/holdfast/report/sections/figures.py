@@ -12,6 +12,7 @@ from holdfast.report.html.axes import HEIGHT, WIDTH, Plot, band, bounds, diamond
 from holdfast.report.html.markup import Markup, count, percent, points, tag
 
 MANY = 10  # more tasks than this, and only the most telling ones have a line of their own
+MANY_NAMES = 40  # more grey lines than this, and their names are folded away
 MATRIX = 14  # up to this many classes the confusion is a matrix; above, a list of what is mixed up
 FOREST_WIDTH, FOREST_HEIGHT = 150, 20
 
@@ -208,7 +209,7 @@ def confusion_counts(label: np.ndarray, predicted: np.ndarray, classes: Sequence
     return table[:size, :size]
 
 
-def bought(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
+def gain_steps(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
     """The largest target gain seen within each accepted loss."""
     margins = [float(step["margin"]) * 100 for step in steps]
     gains = [float(step["target_gain"]) * 100 for step in steps]
@@ -263,15 +264,22 @@ def over_rounds(names: Sequence[str], values: Mapping[str, Sequence[float | None
     return plot.draw(*marks)
 
 
-def legend(names: Sequence[str], rest: int = 0) -> Markup:
-    """Names beside their colour; the script lets one stand out."""
+def legend(names: Sequence[str], rest: int = 0, others: Sequence[str] = ()) -> Markup:
+    """Names beside their colour; the script lets one stand out.
+
+    ``rest`` counts tasks without a line of their own; ``others`` have a grey line each, and their names.
+    """
     items = [
         tag("li", tag("i", class_=f"key s{number % 10}"), tag("span", name), data_series=name)
         for number, name in enumerate(names)
     ]
     if rest:
         items.append(tag("li", tag("i", class_="key rest"), tag("span", f"the other {count(rest, 'task')}")))
-    return tag("ul", *items, class_="legend")
+    grey = [tag("li", tag("i", class_="key rest"), tag("span", name), data_series=name) for name in others]
+    if len(grey) > MANY_NAMES:
+        summary = tag("summary", f"the other {count(len(grey), 'class', 'classes')}, in grey")
+        grey = [tag("li", tag("details", summary, tag("ul", *grey, class_="legend")))]
+    return tag("ul", *items, *grey, class_="legend")
 
 
 def _short(name: str, most: int = 24) -> str:
@@ -280,11 +288,11 @@ def _short(name: str, most: int = 24) -> str:
 
 __all__ = [
     "WIDTH",
-    "bought",
     "confusion",
     "confusion_counts",
     "forest_cell",
     "forest_scale",
+    "gain_steps",
     "legend",
     "over_rounds",
     "over_time",

@@ -16,12 +16,12 @@ from holdfast.report.sections.training import training_section
 def run_sections(content: RunContent) -> list[Section]:
     """All sections of a run, those without anything to say left out."""
     made = [
+        Section("advice", "Advice", "What would help", advice_section(content)),
         Section("tasks", "Classes", "Every class, worst first", classes_section(content)),
         Section("images", "Images", "Images that changed", gallery(content)),
         Section("confusion", "Confusion", "What is mixed up", confusion_section(content)),
         Section("training", "Training", "The way through training", training_section(content)),
         Section("candidates", "Candidates", "Candidates and their test", candidates_section(content)),
-        Section("advice", "Advice", "What more would buy", advice_section(content)),
         Section("record", "Record", "Record", record_section(content)),
     ]
     return [item for item in made if item.body]
