@@ -174,7 +174,7 @@ class CandidatesConfig(Config):
     """lambda: models between the old weights (0) and the new ones (1). At 0 only the target's logit is new, by
     `refit_target`; without that it is left out."""
     refit_target: bool = True
-    """Fit the target's logit anew in every candidate, and nothing else: predictions among protected classes stay as
+    """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
     they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
     frozen."""
     target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
