@@ -1,76 +1,195 @@
-"""The rules of choice: retention first, but not for nothing."""
+"""The rule of choice: the largest expected gain among what holds on dev images, or no query at all."""
 
 from __future__ import annotations
 
-from holdfast.candidates.select import Candidate, choose_on_dev, worthwhile
-from holdfast.candidates.select import rank_for_testing as order_of
+from itertools import product
+from math import comb
+
+import numpy as np
+import pytest
+from scipy.special import betaln
+
+from holdfast.candidates.chance import (
+    Rates,
+    SealedTest,
+    candidate_rates,
+    keeping_mass,
+    passing_mass,
+    predicted_chance,
+    predicted_gain,
+)
+from holdfast.candidates.select import (
+    Candidate,
+    best_candidate,
+    choose_on_dev,
+    holds_on_dev,
+    rank_for_testing,
+    with_chances,
+)
+from holdfast.certify.exact.score_test import passes
+from holdfast.certify.forecast import ExpectedFlips, Flips, chance_of
 from holdfast.evaluate.metrics import Comparison, TaskChange
 
 MARGINS = {"a": 0.05, "b": 0.05}
+TEST = SealedTest({"a": 120, "b": 120, "t": 120}, MARGINS, 0.05, target=120)
 
 
-def candidate(lam: float, gain: int, a: tuple[int, int], b: tuple[int, int] = (0, 0), loss: float = 0.0) -> Candidate:
-    """Of 100 images each: the target gains ``gain``, the protected classes (gained, lost)."""
-
-    def change(gained: int, lost: int, rise: float = 0.0) -> TaskChange:
-        return TaskChange(100, 50, 50 + gained - lost, gained, lost, 1.0, 1.0 + rise)
-
-    tasks = {"a": change(*a, loss), "b": change(*b), "t": change(max(gain, 0), max(-gain, 0))}
-    return Candidate("step-00000100", lam, Comparison("t", tasks))
+def change(gained: int, lost: int, n: int = 100) -> TaskChange:
+    return TaskChange(n, n // 2, n // 2 + gained - lost, gained, lost, 1.0, 1.0)
 
 
-def test_on_dev_the_safest_of_the_worthwhile_ones_is_chosen() -> None:
-    small = candidate(0.25, 5, (9, 0), (9, 0))  # the safest of all, but next to nothing is gained
-    middle = candidate(0.5, 20, (3, 0), (4, 1))
-    bold = candidate(1.0, 30, (2, 2), (5, 1))
-    unsafe = candidate(0.75, 60, (0, 1))
-    assert choose_on_dev([small, middle, bold, unsafe]) is middle
-    assert choose_on_dev([unsafe]) is None
-    assert choose_on_dev([candidate(0.5, 0, (1, 0))]) is None  # nothing gained: the old model stays
+def candidate(
+    lam: float, gain: int, a: tuple[int, int], b: tuple[int, int] = (0, 0), *, n: int = 100, bias: float = 0.0
+) -> Candidate:
+    """Of ``n`` dev images each: the target gains ``gain``, the protected classes (gained, lost)."""
+    tasks = {"a": change(*a, n), "b": change(*b, n), "t": change(max(gain, 0), max(-gain, 0), n)}
+    return Candidate("step-00000100", lam, Comparison("t", tasks), bias)
 
 
-def test_on_dev_a_new_target_alone_comes_first() -> None:
-    alone, moved = candidate(0.0, 15, (0, 0)), candidate(0.5, 20, (3, 0), (4, 0))
-    assert choose_on_dev([alone, moved]) is alone
-    assert choose_on_dev([candidate(0.0, 15, (0, 1)), moved]) is moved  # unless it lost something
-    assert choose_on_dev([candidate(0.0, 5, (0, 0)), moved]) is moved  # or is hardly worth having
+# -- the chance ----------------------------------------------------------------------------------------------------
 
 
-def test_of_equals_the_one_whose_losses_fell_most() -> None:
-    one, other = candidate(0.5, 10, (1, 1), loss=0.1), candidate(1.0, 10, (1, 1), loss=-0.1)
-    assert choose_on_dev([one, other]) is other
+def dirichlet_multinomial(b: int, c: int, n: int, rates: Rates) -> float:
+    """Mass of one outcome, from the definition: d of n flip, b of d are gained."""
+    d = b + c
+    flips = comb(n, d) * np.exp(
+        betaln(d + rates.gained + rates.lost, n - d + rates.same) - betaln(rates.gained + rates.lost, rates.same)
+    )
+    return float(
+        flips * comb(d, b) * np.exp(betaln(b + rates.gained, c + rates.lost) - betaln(rates.gained, rates.lost))
+    )
 
 
-def test_the_sequence_starts_with_the_strongest_evidence_and_goes_on_to_what_lost_nothing() -> None:
-    timid = candidate(0.1, 2, (0, 0))
-    first = candidate(0.25, 14, (2, 0), (1, 0))
-    bolder = candidate(0.5, 16, (1, 0), (1, 1))
-    boldest = candidate(1.0, 20, (0, 3))  # more is gained, but dev images show a loss
-    assert order_of([timid, first, bolder, boldest], MARGINS, test_more_candidates=True) == [
-        first,
-        bolder,
-    ]
-    assert order_of([timid, first, bolder, boldest], MARGINS, test_more_candidates=False) == [first]
+@pytest.mark.parametrize(("n", "margin"), [(20, 0.14), (30, 0.1), (25, 0.0), (40, 0.08)])
+@pytest.mark.parametrize("rates", [Rates(0.3, 0.2, 30.0), Rates(6.0, 1.0, 12.0), Rates(1.0, 3.0, 40.0)])
+def test_the_chance_is_the_mass_of_the_outcomes_that_pass(n: int, margin: float, rates: Rates) -> None:
+    outcomes = [(b, c) for b, c in product(range(n + 1), repeat=2) if b + c <= n]
+    assert sum(dirichlet_multinomial(b, c, n, rates) for b, c in outcomes) == pytest.approx(1.0)
+    exact = sum(dirichlet_multinomial(b, c, n, rates) for b, c in outcomes if passes(b, c, n, margin, 0.05))
+    assert passing_mass(n, margin, 0.05, rates) == pytest.approx(exact, abs=1e-4)
 
 
-def test_all_tasks_together_say_which_comes_first_not_the_weakest_alone() -> None:
-    even = candidate(0.5, 12, (0, 1), (0, 1))
-    better = candidate(1.0, 12, (0, 2), (9, 0))  # its weakest task shows less, both together show more
-    assert order_of([even, better], MARGINS, test_more_candidates=True) == [better]
+def test_with_rates_that_are_known_it_is_the_exact_power() -> None:
+    for n, margin, flips in (
+        (100, 0.05, Flips(0.005, 0.003)),
+        (200, 0.03, Flips(0.02, 0.01)),
+        (60, 0.0, Flips(0.2, 0.01)),
+    ):
+        sure = Rates(1e7 * flips.gained, 1e7 * flips.lost, 1e7 * (1 - flips.gained - flips.lost))
+        assert passing_mass(n, margin, 0.05, sure) == pytest.approx(chance_of(n, margin, flips, 0.05), abs=1e-3)
 
 
-def test_where_nothing_is_gained_every_candidate_counts() -> None:
-    ones = [candidate(0.5, -1, (0, 0)), candidate(1.0, -3, (0, 0))]
-    assert worthwhile(ones) == ones
-    gains = [candidate(0.5, 10, (0, 0)), candidate(0.75, 7, (0, 0)), candidate(1.0, 6, (0, 0))]
-    assert worthwhile(gains) == gains[:2]  # two thirds of the largest gain
+def test_images_that_can_prove_nothing_have_no_chance() -> None:
+    assert passing_mass(3, 0.01, 0.05, Rates(1.0, 1.0, 10.0)) == 0.0
+    assert passing_mass(0, 0.5, 0.05, Rates(1.0, 1.0, 10.0)) == 0.0
 
 
-def test_a_new_target_alone_is_the_measure_and_gives_way_to_much_better_evidence_only() -> None:
-    alone, weak = candidate(0.0, 18, (0, 0)), candidate(0.0, 10, (0, 0))
-    moved = candidate(0.5, 30, (1, 0), (1, 0))
-    assert worthwhile([weak, alone, moved]) == [alone, moved]
-    assert order_of([weak, alone, moved], MARGINS, test_more_candidates=False) == [alone]
-    surely = candidate(0.5, 30, (9, 0), (9, 0))  # on 100 images each: log p lower by more than six
-    assert order_of([weak, alone, surely], MARGINS, test_more_candidates=False) == [surely]
-    assert worthwhile([weak, moved]) == [moved]  # less than half of what is to be had: no measure
+def test_without_sealed_images_it_is_the_chance_that_the_change_stays_above_the_margin() -> None:
+    rates = Rates(2.0, 1.5, 60.0)
+    drawn = np.random.default_rng(0).dirichlet((rates.gained, rates.lost, rates.same), 200_000)
+    share = (drawn[:, 0] - drawn[:, 1] > -0.02).mean()
+    assert keeping_mass(0.02, rates) == pytest.approx(share, abs=0.01)
+
+
+def test_few_dev_images_shrink_what_they_show() -> None:
+    """20 images without a flip are weaker evidence than 400; three flips among 20 do not mean 15 %."""
+    few, many = candidate(1.0, 8, (0, 0), n=20), candidate(1.0, 160, (0, 0), n=400)
+    assert predicted_chance(few.dev, TEST) < predicted_chance(many.dev, TEST)
+    assert 0 < predicted_gain(few.dev) < few.dev.target_gain
+    rates = candidate_rates(candidate(1.0, 8, (0, 3), n=20).dev, ExpectedFlips())
+    assert ExpectedFlips().protected.lost < rates.lost < 3 / 40
+
+
+def test_a_class_is_judged_with_the_others_of_its_candidate() -> None:
+    """Losses of one class say something about the others: they are predictions of one model."""
+    calm, uneasy = candidate(1.0, 30, (0, 0), (0, 0)), candidate(1.0, 30, (0, 0), (0, 4))
+    only_a = SealedTest({"a": 120}, {"a": 0.05}, 0.05)
+    assert predicted_chance(uneasy.dev, only_a) < predicted_chance(calm.dev, only_a)
+
+
+def test_the_winner_of_many_candidates_is_not_overrated() -> None:
+    """25 equally good candidates, 30 dev images a class: the one that looks best is not believed to be."""
+    generator, truth = np.random.default_rng(1), Flips(0.01, 0.02)
+    expected = ExpectedFlips(protected=truth)
+    test = SealedTest({"a": 100, "b": 100}, {"a": 0.08, "b": 0.08}, 0.05)
+    told: list[float] = []
+    for _ in range(12):
+        made = [
+            candidate(1.0, 10, *(tuple(generator.multinomial(30, (0.01, 0.02, 0.97))[:2]) for _ in "ab"), n=30)
+            for _ in range(10)
+        ]
+        told.append(max(predicted_chance(item.dev, test, expected) for item in made))
+    true = chance_of(100, 0.08, truth, 0.05) ** 2
+    assert true + 0.12 < 1.0  # by the winner's own dev images, mostly without a flip, it would be certain to pass
+    assert abs(float(np.mean(told)) - true) < 0.12
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_expected_gain_is_taken() -> None:
+    timid = candidate(0.25, 5, (0, 0))
+    middle = candidate(0.5, 20, (0, 0))
+    bold = candidate(1.0, 30, (0, 4), (0, 4))  # gains most, and would hardly pass
+    made = with_chances([timid, middle, bold], TEST)
+    expected = [item.expected_gain for item in made]
+    assert expected == [pytest.approx(predicted_chance(item.dev, TEST) * predicted_gain(item.dev)) for item in made]
+    assert best_candidate(made, MARGINS).name == middle.name == made[int(np.argmax(expected))].name
+
+
+def test_one_that_fails_on_dev_is_never_taken_while_another_holds() -> None:
+    holds, fails = candidate(0.25, 2, (0, 0)), candidate(1.0, 90, (0, 6))
+    made = with_chances([holds, fails], SealedTest({}, {"a": 0.05, "b": 0.5}, 0.05))
+    margins = {"a": 0.05, "b": 0.5}
+    assert holds_on_dev(holds, margins)
+    assert not holds_on_dev(fails, margins)
+    assert max(made, key=lambda item: item.expected_gain).name == fails.name  # the gain alone would take it
+    assert best_candidate(made, margins).name == holds.name
+
+
+def test_exactly_the_margin_still_holds_and_no_gain_does_not() -> None:
+    assert holds_on_dev(candidate(0.5, 1, (0, 5)), MARGINS)
+    assert not holds_on_dev(candidate(0.5, 1, (0, 6)), MARGINS)
+    assert not holds_on_dev(candidate(0.5, 0, (0, 0)), MARGINS)
+
+
+def test_no_candidate_has_an_advantage_by_how_it_was_made() -> None:
+    alone, moved = candidate(0.0, 20, (0, 0)), candidate(0.5, 21, (0, 0))
+    assert best_candidate(with_chances([alone, moved], TEST), MARGINS).name == moved.name
+    alone, moved = candidate(0.0, 21, (0, 0)), candidate(0.5, 20, (0, 0))
+    assert best_candidate(with_chances([alone, moved], TEST), MARGINS).name == alone.name == "refit"
+
+
+def test_nothing_is_tested_where_the_best_chance_is_poor() -> None:
+    poor = with_chances([candidate(1.0, 30, (0, 9), (0, 9))], TEST)
+    assert rank_for_testing(poor, MARGINS, least_chance=0.25) == []
+    assert rank_for_testing(poor, MARGINS, least_chance=0.0) == poor
+    nothing = with_chances([candidate(1.0, 0, (0, 0))], TEST)
+    assert rank_for_testing(nothing, MARGINS, least_chance=0.0) == []
+
+
+def test_the_sequence_goes_on_to_what_gains_more_and_lost_nothing() -> None:
+    made = with_chances(
+        [
+            candidate(0.1, 2, (0, 0)),
+            candidate(0.25, 40, (0, 0)),
+            candidate(0.5, 41, (2, 2), (0, 0)),
+            candidate(1.0, 60, (0, 3)),  # more is gained, but dev images show a loss
+        ],
+        TEST,
+    )
+    names = [item.name for item in rank_for_testing(made, MARGINS, least_chance=0.2, test_more_candidates=True)]
+    assert names == [made[1].name, made[2].name]
+    assert [item.name for item in rank_for_testing(made, MARGINS, least_chance=0.2)] == [made[1].name]
+
+
+def test_without_sealed_images_only_what_holds_on_dev_is_chosen() -> None:
+    test = SealedTest({}, MARGINS, 0.05)
+    made = with_chances(
+        [candidate(0.25, 5, (0, 0)), candidate(0.5, 20, (3, 0), (4, 1)), candidate(1.0, 60, (0, 9))], test
+    )
+    chosen = choose_on_dev(made, MARGINS)
+    assert chosen is not None
+    assert chosen.name == made[1].name
+    assert choose_on_dev(made[2:], MARGINS) is None
+    assert choose_on_dev(with_chances([candidate(0.5, 0, (1, 0))], test), MARGINS) is None  # nothing gained

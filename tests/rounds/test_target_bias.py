@@ -100,8 +100,8 @@ def test_where_only_the_target_is_new_nothing_else_changes(runs: Path, name: str
     """Every picture is called what it was called before, or the target; and the target gains."""
     run = RunFolder.open(runs / name)
     result = read_json(run.result)
-    assert [candidate["name"] for candidate in result["candidates"]] == ["step-00000080@0"]
-    old, new = (read_predictions(run.predictions(name, "dev")) for name in ("old", "step-00000080@0"))
+    assert [candidate["name"] for candidate in result["candidates"]] == ["refit"]
+    old, new = (read_predictions(run.predictions(name, "dev")) for name in ("old", "refit"))
     pairs = list(zip(old["prediction"].to_pylist(), new["prediction"].to_pylist(), strict=True))
     assert all(after in (before, "four") for before, after in pairs if before != "four")
     assert result["dev"]["target_gain"] > (0.1 if name == "alone" else 0)

@@ -26,7 +26,7 @@ class CandidateModels:
         self,
         config: CandidatesConfig,
         old: Classifier,
-        checkpoint: Classifier,
+        checkpoint: Classifier | None,  # None: nothing is trained yet, lambda is 0
         data: RoundData,
         views: ViewSettings,
         runtime: Runtime,
@@ -35,7 +35,7 @@ class CandidateModels:
     ) -> None:
         self.config, self.old, self.checkpoint, self.data = config, old, checkpoint, data
         self.views, self.runtime, self.in_tower = views, runtime, in_tower
-        self._refits: dict[float, TargetRefit] = {}
+        self.refits: dict[float, TargetRefit] = {}  # by lambda
 
     @property
     def biases(self) -> list[float]:
@@ -47,9 +47,9 @@ class CandidateModels:
         model = self._between(lam)
         if not self.config.refit_target:
             return model
-        if lam not in self._refits:
-            self._refits[lam] = self._refit(model)
-        return self._refits[lam].applied(model)
+        if lam not in self.refits:
+            self.refits[lam] = self._refit(model)
+        return self.refits[lam].applied(model)
 
     def model(self, lam: float, bias: float) -> Classifier:
         """One candidate."""
@@ -63,6 +63,7 @@ class CandidateModels:
     def _between(self, lam: float) -> Classifier:
         if lam == 0:
             return self.old
+        assert self.checkpoint is not None
         if lam == 1:
             return self.checkpoint
         return interpolate(self.old, self.checkpoint, lam).to(self.runtime.device)

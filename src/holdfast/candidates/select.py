@@ -1,22 +1,32 @@
-"""What the choice is made among: models between the old one and the new one, ordered on dev data; the frontier."""
+"""The rule of choice, in one place: which candidate is tested on the sealed images, or chosen on dev images alone.
+
+The candidate with the largest expected gain is taken: the chance that it passes, given its dev images and the numbers
+of sealed images (:mod:`holdfast.candidates.chance`), times the gain of the target that is to be expected. Two
+conditions go before it:
+
+1. A candidate *holds on dev* where no protected class lost more than its margin there and, unless its gain is not
+   claimed (``certify.target_gain = false``), the target gained. One that does not hold is never taken while another
+   does.
+2. Where the best chance is below ``candidates.least_chance`` nothing is tested: the old model is handed back, and the
+   sealed set stays unspent.
+
+No candidate has an advantage by how it was made. The rule reads dev images alone, so that the certificate, which reads
+sealed images alone, needs no correction for it.
+"""
 
 from __future__ import annotations
 
-import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from holdfast.certify.claims import Counts
-from holdfast.certify.exact.score_test import p_value
+from holdfast.candidates.chance import SealedTest, predicted_chance, predicted_gain
 from holdfast.evaluate.metrics import Comparison, retention_ratio
 
-_MOVED = 6.0  # by how much log p of a candidate with other weights must be better than with a new target alone
-_WORTH = 2 / 3  # share of the largest gain that a candidate must have
+REFIT = "refit"  # what candidates are called whose target alone is new
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
 
@@ -28,61 +38,63 @@ class Candidate:
     lam: float  # λ
     dev: Comparison
     bias: float = 0.0  # by how much the target's logit is lowered
+    chance: float | None = None  # that it passes the test on the sealed images; None: not worked out
+    recorded: str = ""  # its name in a run of an earlier version
 
     @property
     def name(self) -> str:
-        """``step-00000400@0.5``, or ``step-00000400@0.5-bias1``."""
-        return f"{self.step}@{self.lam:g}" + (f"-bias{self.bias:g}" if self.bias else "")
+        """``step-00000400@0.5-bias1``; ``refit-bias1`` where the target's logit alone is new."""
+        made = f"{self.step}@{self.lam:g}" if self.lam > 0 else REFIT
+        return self.recorded or made + (f"-bias{self.bias:g}" if self.bias else "")
+
+    @property
+    def expected_gain(self) -> float:
+        """Chance times gain: what the candidate is worth before the sealed images are queried."""
+        return (1.0 if self.chance is None else self.chance) * predicted_gain(self.dev)
 
 
-def counts_of(compared: Comparison, tasks: Iterable[str]) -> list[Counts]:
-    """Flips of each task, as the certificate's test takes them."""
-    return [
-        Counts(task, compared.tasks[task].examples, compared.tasks[task].gained, compared.tasks[task].lost)
-        for task in tasks
-    ]
+def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Candidate]:
+    """The candidates with the chance of each to pass a test."""
+    return [replace(candidate, chance=predicted_chance(candidate.dev, test)) for candidate in candidates]
 
 
-def evidence(candidate: Candidate, margins: Mapping[str, float], target: str | None) -> float:
-    """The largest p-value over protected tasks (and Δ > 0 of the target): what the weakest task shows on dev images."""
-    hypotheses = {**margins, **({target: 0.0} if target else {})}
-    return max(
-        p_value(counts.gained, counts.lost, counts.n, hypotheses[counts.task])
-        for counts in counts_of(candidate.dev, hypotheses)
+def holds_on_dev(candidate: Candidate, margins: Mapping[str, float], *, must_gain: bool = True) -> bool:
+    """Whether no protected class lost more than its margin on dev images, and the target gained."""
+    tasks = candidate.dev.tasks
+    return (candidate.dev.target_gain > 0 or not must_gain) and all(
+        tasks[name].lost - tasks[name].gained <= margin * tasks[name].examples + 1e-9
+        for name, margin in margins.items()
     )
 
 
-def evidence_together(candidate: Candidate, margins: Mapping[str, float]) -> float:
-    """Σ log p over protected tasks, the smaller the better: what they show together on dev images.
-
-    The largest p-value is that of one task, and on a few hundred images it is mostly luck which; all tasks together
-    tell candidates apart more surely.
-    """
-    found = (
-        p_value(counts.gained, counts.lost, counts.n, margins[counts.task])
-        for counts in counts_of(candidate.dev, margins)
+def best_candidate(
+    candidates: Sequence[Candidate], margins: Mapping[str, float], *, must_gain: bool = True
+) -> Candidate:
+    """The candidate that the rule takes; ties go to the larger chance, then to the first name."""
+    holding = [candidate for candidate in candidates if holds_on_dev(candidate, margins, must_gain=must_gain)]
+    return min(
+        holding or candidates,
+        key=lambda candidate: (-candidate.expected_gain, -(candidate.chance or 0.0), candidate.name),
     )
-    return sum(math.log(max(p, sys.float_info.min)) for p in found)  # a p-value of thousands of images can round to 0
-
-
-def _ranked(candidate: Candidate, margins: Mapping[str, float]) -> float:
-    return evidence_together(candidate, margins) + (_MOVED if candidate.lam > 0 else 0.0)
 
 
 def rank_for_testing(
-    candidates: Sequence[Candidate], margins: Mapping[str, float], *, test_more_candidates: bool
+    candidates: Sequence[Candidate],
+    margins: Mapping[str, float],
+    *,
+    least_chance: float,
+    test_more_candidates: bool = False,
+    must_gain: bool = True,
 ) -> list[Candidate]:
-    """The order of the fixed sequence, from dev data alone.
+    """The order of the fixed sequence, from dev data alone; empty where nothing is worth a query.
 
-    First the candidate with the strongest evidence, all protected tasks together, among those that are
-    :func:`worthwhile`: retention comes first, but not for nothing. Where the target alone is new (λ = 0) protected
-    classes cannot be taken for one another more than before, so that such a candidate gives way only to much stronger
-    evidence. With ``test_more_candidates`` there follow
-    those that gain more and lost nothing on dev images, the next best first, so that the last one that passes is the
-    one that gains most. (Of many candidates some seem safe on a few hundred images by chance: hence not by default.)
+    First the :func:`best_candidate`. With ``test_more_candidates`` there follow those that gain more on dev images and
+    lost nothing there, the next best first, so that the last one that passes is the one that gains most. (Of many
+    candidates some seem safe on a few hundred images by chance: hence not by default.)
     """
-    worthy = worthwhile(candidates)
-    first = min(worthy, key=lambda candidate: (_ranked(candidate, margins), -candidate.dev.target_gain, candidate.name))
+    first = best_candidate(candidates, margins, must_gain=must_gain)
+    if (first.chance or 0.0) < least_chance or (must_gain and first.dev.target_gain <= 0):
+        return []
     if not test_more_candidates:
         return [first]
     more = [
@@ -93,37 +105,16 @@ def rank_for_testing(
     return [first, *sorted(more, key=lambda candidate: (candidate.dev.target_gain, candidate.name))]
 
 
-def choose_on_dev(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Without sealed images: of the candidates that lost nothing on dev, the safest worthwhile one; None keeps the old.
-
-    Many seem safe on a few hundred images by chance, those that gained most above all: hence not the largest gain,
-    and a new target alone (λ = 0) before all others.
-    """
-    fair = [candidate for candidate in candidates if candidate.dev.safe and candidate.dev.target_gain > 0]
-    if not fair:
-        return None
-
-    def safety(candidate: Candidate) -> tuple[bool, float, float, float]:
-        return candidate.lam == 0, candidate.dev.dev_safety, candidate.dev.dev_safety_loss, candidate.dev.target_gain
-
-    return max(worthwhile(fair), key=safety)
-
-
-def worthwhile(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that gain at least two thirds of the most that a new target alone gains; all where nothing is gained.
-
-    Where a new target alone (λ = 0) gains less than half of the largest gain, that is the measure.
-    """
-    most = max(candidate.dev.target_gain for candidate in candidates)
-    alone = max((candidate.dev.target_gain for candidate in candidates if candidate.lam == 0), default=0.0)
-    most = alone if alone >= most / 2 else most
-    return [candidate for candidate in candidates if most <= 0 or candidate.dev.target_gain >= _WORTH * most]
+def choose_on_dev(candidates: Sequence[Candidate], margins: Mapping[str, float]) -> Candidate | None:
+    """Without sealed images: the best of the candidates that hold on dev; None keeps the old model."""
+    holding = [candidate for candidate in candidates if holds_on_dev(candidate, margins)]
+    return best_candidate(holding, margins) if holding else None
 
 
 def described(chosen: str | None, order: Sequence[str], gains: Mapping[str, float]) -> str | None:
     """The candidate that every account of a round is about: the one that ships, or the first that was tested.
 
-    Where none was tested, the one with the largest gain on dev images (``gains``); None where there is none at all.
+    Where none was tested, the one with the largest (expected) gain; None where there is none at all.
     """
     if chosen is not None:
         return chosen

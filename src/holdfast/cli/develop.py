@@ -48,6 +48,10 @@ def develop(
             help="The method in the paper's form, whatever [method] says of it, and its target left as trained.",
         ),
     ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Refit the target alone, in seconds, whatever [method] says: nothing is trained."),
+    ] = False,
     anyway: Annotated[
         bool,
         typer.Option("--anyway", help="Train also where the sealed images will probably not prove the claim."),
@@ -59,12 +63,13 @@ def develop(
     """Run one round of development: train, choose, certify, hand back a model.
 
     Opens with the plan of `holdfast plan`: below a chance of one in two that the sealed images prove the claim it stops
-    before training, and no query is spent, unless `--anyway` is given.
+    before training, and no query is spent, unless `--anyway` is given. It then says what refitting the target alone
+    would do, before training begins; `--quick` does that and no more.
 
     Leaves a run folder with the chosen model, all predictions and metrics. A run that was interrupted or killed goes on
     with `--resume RUN` and ends with the same bits.
     """
-    from holdfast.cli.forecasts import print_opening
+    from holdfast.cli.forecasts import print_opening, print_refit
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.config.round import check_sections
     from holdfast.stages import stage, stages_shown
@@ -75,7 +80,7 @@ def develop(
         raise UserError("--parent without --project", do="say which project with --project DIR")
     with stages_shown(quiet=quiet, verbose=verbose):
         if resume is not None:
-            if round_file is not None or out is not None or project is not None or as_published:
+            if round_file is not None or out is not None or project is not None or as_published or quick:
                 raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
             return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
         if round_file is None:
@@ -89,23 +94,32 @@ def develop(
         config = parse(RoundConfig, values, str(round_file), root)
         if seed is not None:
             config = config.model_copy(update={"seed": seed})
+        if quick:
+            if as_published or steps is not None:
+                raise UserError("--quick trains nothing", do="leave out --as-published and --steps, or --quick")
+            config = parse(RoundConfig, {**values, "method": {"name": "refit"}}, str(round_file), root).model_copy(
+                update={"seed": config.seed}
+            )
         if as_published:
             # The paper has one model an evaluation: no refit of the target, no bias.
             plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
             config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
         config = _with_train(config, device=device, shard=shard, steps=steps)
         required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening
+        show_refit = None if quiet else print_refit
         if project is None:
             from holdfast.rounds.develop import develop as run
 
             folder = out or Path("runs") / round_file.stem
-            found = run(config, folder, root, quiet=quiet, require_chance=required, show_plan=show)
+            found = run(
+                config, folder, root, quiet=quiet, require_chance=required, show_plan=show, show_refit=show_refit
+            )
             return _end(found, as_json, verbose)
         from holdfast.rounds.decide import PlanCheck
         from holdfast.rounds.next_round import develop_in
         from holdfast.rounds.project import Project
 
-        opened, plan = Project.open(project, create=True), PlanCheck(required, show)
+        opened, plan = Project.open(project, create=True), PlanCheck(required, show, show_refit)
         found = develop_in(opened, config, root, title=round_file.stem, parent=parent, quiet=quiet, plan=plan)
         return _end(found, as_json, verbose)
 

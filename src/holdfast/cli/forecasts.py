@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from holdfast.candidates.select import Candidate
     from holdfast.certify.forecast import Flips, Forecast, TaskForecast
 
 WIDTH = 80
@@ -107,3 +109,10 @@ def percent(chance: float) -> str:
     if shown == 0:
         return "0 %" if chance == 0.0 else "<1 %"
     return ">99 %" if shown == 100 and chance < 1.0 else f"{shown} %"
+
+
+def print_refit(best: Candidate) -> None:
+    """Before training: what the target's refit alone would do."""
+    chance = "" if best.chance is None else f", passes with a chance of {percent(best.chance)}"
+    gain = f"{best.dev.target} {best.dev.target_gain * 100:+.1f} points on dev images"
+    print(f"without training ({best.name}): {gain}{chance}; `--quick` stops here", file=sys.stderr, flush=True)

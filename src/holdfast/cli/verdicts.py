@@ -89,6 +89,8 @@ def _outcome_lines(ended: Outcome) -> list[tuple[str, str]]:
         elif ended.tested:
             lines.append(("", "sealed images are not shown before their set is retired"))
     lines.append(("target", f"{ended.target}: {ended.target_gain * 100:+.1f} points on {ended.target_role} images"))
+    if ended.training:
+        lines.append(("training", ended.training))
     if ended.sealed is not None:
         left = "it is retired" if ended.sealed["retired"] else f"{ended.sealed['queries_left']} left"
         lines.append(("sealed set", f"query {ended.sealed.get('queries', 1)} is spent; {left}"))

@@ -87,7 +87,7 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
 
 def _checkpoint(round_: Round, job: Job, folder: JobFolder) -> JobRecord:
     """The best checkpoint by the rule of choice. Its weights are kept, and the last ones where a row needs them."""
-    best, last = round_.best_checkpoint(), checkpoint_name(job.config.train.steps)
+    best, last = round_.best_checkpoint(), checkpoint_name(job.config.last_step)
     for path in folder.run.candidates.iterdir():
         if path.name != best and not (job.keep_last and path.name == last):
             shutil.rmtree(path)
@@ -127,13 +127,13 @@ def _interpolate(job: Job, folder: JobFolder) -> JobRecord:
         compared = round_.compare(round_.old_dev, dev)
     write_comparison(folder.dev, compared)
     folder.traceback.unlink(missing_ok=True)
-    return JobRecord("done", job.config.train.steps, Score.of(compared))
+    return JobRecord("done", job.config.last_step, Score.of(compared))
 
 
 def _chosen(job: Job, round_: Round) -> Classifier:
     """The model that a finished job stands for."""
     if job.parent is not None:
-        last = _weights(job.parent, job.config.train.steps).to(round_.runtime.device)
+        last = _weights(job.parent, job.config.last_step).to(round_.runtime.device)
         return interpolate(round_.prepared.old, last, job.position)
     step = JobFolder(job.folder).read().step
     if step is None:

@@ -43,6 +43,10 @@ class MethodConfig(Config):
 
     # -- what a round asks; a method overrides what differs ----------------------------------------------------------
 
+    def trains(self) -> bool:
+        """Whether the method makes steps; one that does not hands its candidates over at once."""
+        return True
+
     def protected_views(self) -> Views:
         """Views of constraint images: the evaluation view, a random one, or random for the new model alone."""
         return "clean"

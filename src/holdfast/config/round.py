@@ -180,9 +180,12 @@ class CandidatesConfig(Config):
     target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
     the target less often take fewer images away from protected classes."""
+    least_chance: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """A candidate is tested on the sealed images only where its chance to pass, by its dev images, is at least this;
+    else the old model is handed back and the sealed set stays unspent."""
     test_more_candidates: bool = False
-    """After the safest candidate test also those that gain more and lost nothing on dev images; the last one that
-    passes is handed back."""
+    """After the candidate that is chosen test also those that gain more and lost nothing on dev images; the last one
+    that passes is handed back."""
 
     @property
     def lambdas(self) -> tuple[float, ...]:
@@ -250,6 +253,8 @@ class RoundConfig(RoundSections):
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
         self.method.check_training(self.train)
+        if not self.method.trains() and not self.candidates.refit_target:
+            raise ValueError(f"method.name = {self.method.name!r} is nothing without candidates.refit_target = true")
         return self
 
     @classmethod
@@ -261,6 +266,16 @@ class RoundConfig(RoundSections):
         from holdfast.methods.registry import find
 
         return find(name, root).settings
+
+    @property
+    def lambdas(self) -> tuple[float, ...]:
+        """lambda of the candidates, in order: where nothing is trained there is but one."""
+        return self.candidates.lambdas if self.method.trains() else (0.0,)
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last evaluation."""
+        return self.train.steps if self.method.trains() else 0
 
     @property
     def trained(self) -> TrainConfig:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "holdfast": "holdfast.methods.holdfast",
+    "refit": "holdfast.methods.refit",
     "finetune": "holdfast.methods.finetune",
     "cross_entropy": "holdfast.methods.cross_entropy",
     "flyp": "holdfast.methods.flyp",

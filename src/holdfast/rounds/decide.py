@@ -11,7 +11,8 @@ import pyarrow as pa
 import torch.distributed as dist
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.candidates.select import Candidate, choose_on_dev, rank_for_testing
+from holdfast.candidates.chance import SealedTest
+from holdfast.candidates.select import Candidate, best_candidate, choose_on_dev, rank_for_testing, with_chances
 from holdfast.certify.forecast import Forecast
 from holdfast.certify.ledger import Ledger, default_ledger
 from holdfast.certify.round_plan import forecast_survey
@@ -40,7 +41,7 @@ class Decision:
     """Which candidate is handed back (None: the old model), and on what grounds."""
 
     shipped: Candidate | None
-    verdict: str | None  # certified or undecided; None where no images are sealed, or the look was left for later
+    verdict: str | None  # certified or undecided; None where no images are sealed, or the test was left for later
     reason: str
     order: tuple[str, ...] = ()  # of the fixed sequence
     reported: dict[str, Any] | None = None  # what the certificate may tell
@@ -81,6 +82,7 @@ class PlanCheck:
 
     require_chance: float = 0.0
     show: Callable[[Forecast], None] | None = None
+    show_refit: Callable[[Candidate], None] | None = None  # the best candidate that needs no training
 
     def __call__(self, config: RoundConfig, surveyed: Survey) -> None:
         """Look at the plan of a round that will end with a test on sealed images."""
@@ -117,19 +119,63 @@ def tests_sealed(config: CertifyConfig, folder: RunFolder) -> bool:
     return config.test_sealed and read_json(folder.state)["counts"]["sealed"] > 0
 
 
+def scored(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with the chance of each: to pass on the sealed images or, without these, to keep every class."""
+    return with_chances(candidates, sealed_test(config, folder, candidates))
+
+
+def sealed_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> SealedTest:
+    """What the round's candidates are to pass."""
+    if tests_sealed(config.certify, folder):
+        return test_of(read_sealed_claim(folder))
+    protected = [name for name in candidates[0].dev.tasks if name != candidates[0].dev.target]
+    return SealedTest({}, margins_of(config.certify, protected), 1.0 - config.certify.confidence)
+
+
+def test_of(claim: SealedClaim) -> SealedTest:
+    """The test that a claim about sealed images makes of a candidate."""
+    target = claim.settings.target
+    images = None if target is None else claim.images[target]
+    return SealedTest(claim.images, claim.settings.margins, claim.budget.level, images)
+
+
+def margins_of(config: CertifyConfig, protected: Sequence[str]) -> dict[str, float]:
+    """The margin of every protected class; without sealed images a class may be left out of a mapping."""
+    given = config.margin
+    return {name: given.get(name, 0.0) if isinstance(given, dict) else given for name in protected}
+
+
 def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates that are tested, in the order of the sequence; without sealed images the one that ships, if any.
 
-    From dev data alone, and fixed before the sealed images are opened.
+    From dev data alone, and fixed before the sealed images are opened. ``candidates`` are :func:`scored`.
     """
+    margins = sealed_test(config, folder, candidates).margins
     if tests_sealed(config.certify, folder):
+        chosen = config.candidates
         return rank_for_testing(
             candidates,
-            read_sealed_claim(folder).settings.margins,
-            test_more_candidates=config.candidates.test_more_candidates,
+            margins,
+            least_chance=chosen.least_chance,
+            test_more_candidates=chosen.test_more_candidates,
+            must_gain=config.certify.target_gain,
         )
-    chosen = choose_on_dev(candidates)
-    return [] if chosen is None else [chosen]
+    best = choose_on_dev(candidates, margins)
+    return [] if best is None else [best]
+
+
+def not_queried(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> Decision:
+    """The end of a round with no candidate that is worth a query of its sealed set."""
+    claims_gain = config.certify.target_gain
+    best = best_candidate(candidates, sealed_test(config, folder, candidates).margins, must_gain=claims_gain)
+    if claims_gain and best.dev.target_gain <= 0:
+        grounds = "no candidate gained on the target"
+    else:
+        grounds = (
+            f"the best candidate would pass with a chance of {best.chance or 0.0:.0%}, below "
+            f"candidates.least_chance = {config.candidates.least_chance:g}"
+        )
+    return Decision(None, "undecided", f"{grounds}; the sealed set was not queried and stays unspent")
 
 
 def decide(
@@ -183,7 +229,7 @@ def _query(
     runtime: Runtime,
     first: list[str] | None,
 ) -> SealedOutcome:
-    """One look, made by the first rank; the others predict their share as long as it asks them to."""
+    """One query, made by the first rank; the others predict their share as long as it asks them to."""
 
     def asked(name: str) -> pa.Table:
         _tell(name, runtime)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from holdfast.artifacts import LOCK, RunFolder, read_json, write_json
+from holdfast.candidates.select import Candidate
 from holdfast.certify.forecast import Forecast
 from holdfast.config import RoundConfig, parse
 from holdfast.data.assemble import Survey
@@ -32,17 +33,19 @@ def develop(
     quiet: bool = False,
     require_chance: float = 0.0,
     show_plan: Callable[[Forecast], None] | None = None,
+    show_refit: Callable[[Candidate], None] | None = None,
 ) -> RoundResult:
     """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``.
 
     Going on with a run that is finished changes nothing and returns its result. A new round whose chance to pass the
     test on its sealed images is below ``require_chance`` is refused before anything is trained, with a
-    :class:`~holdfast.errors.UserError` that says what would help; ``show_plan`` is called with its forecast.
+    :class:`~holdfast.errors.UserError` that says what would help; ``show_plan`` is called with its forecast, and
+    ``show_refit`` before training with the best candidate that needs none.
     """
     if resume and RunFolder.open(out).finished:
         return read_result(RunFolder(out))
     with started(config.train.device) as runtime, writing(out, runtime, resume=resume) as folder:
-        plan = NO_PLAN if resume else PlanCheck(require_chance, show_plan)
+        plan = NO_PLAN if resume else PlanCheck(require_chance, show_plan, show_refit)
         return run_round(config, folder, root, runtime, resume=resume, quiet=quiet, plan=plan)
 
 
@@ -76,7 +79,12 @@ def _run(
 
     command = resume_command(folder)
     round_ = Round(config, root, folder, runtime, begun=resume, check=check, resume=command)
-    with choose_progress("developing", config.train.steps, quiet=quiet or not runtime.is_main) as progress:
+    if plan.show_refit is not None and config.method.trains():
+        offered = round_.refit_candidates()  # on every rank
+        if offered and runtime.is_main:
+            plan.show_refit(offered[0])
+    silent = quiet or not runtime.is_main or not config.method.trains()
+    with choose_progress("developing", config.train.steps, quiet=silent) as progress:
         round_.train(progress)
     round_.write_result(round_.decide())
     return _conclude(folder, runtime)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +65,7 @@ class Outcome:
     sealed: Mapping[str, Any] | None  # the set's standing in the ledger
     sealed_images: int
     test_left: bool  # whether the test on the sealed images was left for later
+    training: str = ""  # what training added to the target's refit alone; empty where there was only one of them
 
     @property
     def rejected(self) -> bool:
@@ -90,7 +91,12 @@ def outcome_of(
     verdict = str(reported["verdict"]) if reported is not None else result["verdict"]
     target = str(result["target"])
     candidates = {str(item["name"]): item.get("dev") for item in result["candidates"]}
-    gains = {name: dev["target_gain"] for name, dev in candidates.items() if dev}
+    gains = {
+        str(item["name"]): float(item["dev"]["target_gain"] if expected is None else expected)
+        for item in result["candidates"]
+        if item.get("dev")
+        for expected in (item.get("expected_gain"),)
+    }
     candidate = described(result["chosen"], result.get("order") or (), gains)
     dev = candidates.get(candidate or "") or result["dev"]
     changes = {name: _dev_change(item) for name, item in dev["tasks"].items()}
@@ -116,7 +122,21 @@ def outcome_of(
         sealed=reported.get("sealed") if reported is not None else None,
         sealed_images=0,
         test_left=False,
+        training=_training(result["candidates"], candidate),
     )
+
+
+def _training(candidates: Sequence[Mapping[str, Any]], shown: str | None) -> str:
+    """What the candidate that the round is about has over the best one that needed no training."""
+    refits = [item for item in candidates if item["lambda"] == 0 and item.get("expected_gain") is not None]
+    chosen = next((item for item in candidates if item["name"] == shown), None)
+    if not refits or chosen is None or len(refits) == len(candidates):
+        return ""
+    if chosen["lambda"] == 0:
+        return "added nothing: the target's refit alone was the best candidate"
+    best = max(refits, key=lambda item: item["expected_gain"])
+    more = chosen["dev"]["target_gain"] - best["dev"]["target_gain"]
+    return f"{more * 100:+.1f} points on dev images beside the target's refit alone ({best['name']})"
 
 
 def nothing_certified(run: RunFolder) -> UndecidedError:

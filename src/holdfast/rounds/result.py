@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.artifacts import RunFolder
@@ -42,7 +42,7 @@ class RoundResult:
 def described_candidate(decision: Decision, candidates: Sequence[Candidate]) -> Candidate:
     """The candidate that ships, or that was tested and rejected; see :func:`holdfast.candidates.select.described`."""
     by_name = {candidate.name: candidate for candidate in candidates}
-    gains = {name: candidate.dev.target_gain for name, candidate in by_name.items()}
+    gains = {name: candidate.expected_gain for name, candidate in by_name.items()}
     name = described(decision.shipped.name if decision.shipped else None, decision.order, gains)
     # An order written by an earlier version may call its candidates by other names.
     return by_name[name] if name in by_name else max(candidates, key=lambda candidate: candidate.dev.target_gain)
@@ -53,12 +53,11 @@ def read_result(folder: RunFolder) -> RoundResult:
     values = read_result_json(folder.result)
     target = str(values["target"])
     candidates = [candidate_from_json(entry, target) for entry in values["candidates"]]
-    # By the names in the file: an earlier version may have called its candidates otherwise.
-    by_name = {str(entry["name"]): candidate for entry, candidate in zip(values["candidates"], candidates, strict=True)}
-    order = tuple(by_name[name].name if name in by_name else name for name in values.get("order", ()))
+    shipped = next((candidate for candidate in candidates if candidate.name == values["chosen"]), None)
+    order = tuple(values.get("order", ()))
     return RoundResult(
         folder,
-        Decision(by_name.get(values["chosen"]), values["verdict"], values["reason"], order, values["certificate"]),
+        Decision(shipped, values["verdict"], values["reason"], order, values["certificate"]),
         candidates,
         comparison_from_json(values["test"], target) if values["test"] else None,
         values["blocked_by"],
@@ -72,6 +71,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "step": candidate.step,
         "lambda": candidate.lam,
         "bias": candidate.bias,
+        "chance": candidate.chance,
+        "expected_gain": None if candidate.chance is None else candidate.expected_gain,
         "dev": comparison_json(candidate.dev),
     }
 
@@ -79,7 +80,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
 def candidate_from_json(values: Mapping[str, Any], target: str) -> Candidate:
     """The inverse of :func:`candidate_json`."""
     dev = comparison_from_json(values["dev"], target)
-    return Candidate(values["step"], values["lambda"], dev, values.get("bias", 0.0))
+    made = Candidate(values["step"], values["lambda"], dev, values.get("bias", 0.0), values.get("chance"))
+    return made if made.name == values["name"] else replace(made, recorded=values["name"])
 
 
 def comparison_json(compared: Comparison) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ from holdfast.rounds.decide import (
     decide,
     known_to,
     ledger_of,
+    not_queried,
+    scored,
     tests_sealed,
     to_test,
     write_certificate_of,
@@ -70,6 +73,7 @@ from holdfast.rounds.result import candidate_from_json, candidate_json, comparis
 from holdfast.runtime import Runtime, choose_device
 from holdfast.stages import stage
 from holdfast.train.loop import Progress, TrainSpec, train
+from holdfast.train.metrics import MetricsFile
 
 
 class Round:
@@ -105,7 +109,9 @@ class Round:
         if not begun:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
             self._write_config()
         self._begin()
-        self._models: tuple[str, CandidateModels] | None = None  # of the checkpoint that was asked for last
+        self._models: dict[str, CandidateModels] = {}  # by checkpoint: the last one that was asked for
+        self._untrained: CandidateModels | None = None
+        self._at_zero: list[Candidate] | None = None
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -154,8 +160,14 @@ class Round:
     # -- training ---------------------------------------------------------------------------------------------------
 
     def train(self, progress: Progress | None = None) -> None:
-        """Train to the end, or go on from the newest checkpoint; every evaluation makes a checkpoint to choose from."""
+        """Train to the end, or go on from the newest checkpoint; every evaluation makes a checkpoint to choose from.
+
+        A method that does not train has one evaluation, of the refitted target.
+        """
         config = self.config
+        if not config.method.trains():
+            self._evaluate_refit()
+            return
         spec = TrainSpec(
             config.trained,
             view_settings(config.train, config.method),
@@ -168,8 +180,19 @@ class Round:
 
     def evaluate_checkpoint(self, done: int, method: Method) -> dict[str, Any]:
         """Per-task accuracy on dev and constraint images after step ``done``; the model becomes a checkpoint."""
+        return self._evaluate(done, method.model)
+
+    def _evaluate_refit(self) -> None:
+        if self.folder.metrics.exists() and self.evaluations():  # the run was begun before
+            return
+        stage("refitting the target")
+        metrics = MetricsFile(self.folder.metrics if self.runtime.is_main else None)
+        metrics.write({"step": 0, "evaluation": self._evaluate(0, self._refitted().at(0.0))})
+        metrics.close()
+
+    def _evaluate(self, done: int, model: Classifier) -> dict[str, Any]:
         name = checkpoint_name(done)
-        dev = self.predict(method.model, self.data.dev)
+        dev = self.predict(model, self.data.dev)
         compared = self.compare(self.old_dev, dev)
         figures = {
             "dev_safety": compared.dev_safety,
@@ -178,13 +201,13 @@ class Round:
             "dev_accuracy": per_task_accuracy(dev),
         }
         if self.training is not None and self.old_training is not None:
-            on_training = self.compare(self.old_training, self.predict(method.model, self.training))
+            on_training = self.compare(self.old_training, self.predict(model, self.training))
             figures |= {"train_safety": on_training.dev_safety, "train_gain": on_training.target_gain}
         else:
-            figures["constraint_accuracy"] = per_task_accuracy(self.predict(method.model, self.data.constraint))
+            figures["constraint_accuracy"] = per_task_accuracy(self.predict(model, self.data.constraint))
         if self.runtime.is_main:
             write_predictions(self.folder.predictions(name, "dev"), dev)
-            self.save(method.model, self.folder.candidates / name)
+            self.save(model, self.folder.candidates / name)
             self._prune(done)
         return figures
 
@@ -235,17 +258,35 @@ class Round:
         step = self.best_checkpoint()
         stage(f"making candidates from {step}")
         models = self._candidate_models(step)
+        return [candidate for lam in self.config.lambdas for candidate in self._at(step, lam, models)]
+
+    def refit_candidates(self) -> list[Candidate]:
+        """What the round can do without training: the old weights with the target refitted, best first.
+
+        Takes seconds, and is kept: :meth:`candidates` finds it again. Empty where the target is not refitted.
+        """
+        if 0.0 not in self.config.lambdas:
+            return []
+        stage("refitting the target")
+        made = scored(self.config, self.folder, self._at(checkpoint_name(0), 0.0, self._refitted()))
+        return sorted(made, key=lambda candidate: (-candidate.expected_gain, candidate.name))
+
+    def _at(self, step: str, lam: float, models: CandidateModels) -> list[Candidate]:
+        """The candidates of one lambda; those at 0 do not depend on the training and are scored once."""
+        if lam == 0 and self._at_zero is not None:
+            return [replace(candidate, step=step) for candidate in self._at_zero]
+        stage(f"scoring candidates at lambda {lam:g} on dev images")
+        shared = models.at(lam)
+        matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
+        tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
         made: list[Candidate] = []
-        for lam in self.config.candidates.lambdas:
-            stage(f"scoring candidates at lambda {lam:g} on dev images")
-            shared = models.at(lam)
-            matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
-            tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
-            for bias, table in zip(models.biases, tables, strict=True):
-                candidate = Candidate(step, lam, self.compare(self.old_dev, table), bias)
-                if self.runtime.is_main:
-                    write_predictions(self.folder.predictions(candidate.name, "dev"), table)
-                made.append(candidate)
+        for bias, table in zip(models.biases, tables, strict=True):
+            candidate = Candidate(step, lam, self.compare(self.old_dev, table), bias)
+            if self.runtime.is_main:
+                write_predictions(self.folder.predictions(candidate.name, "dev"), table)
+            made.append(candidate)
+        if lam == 0:
+            self._at_zero = made
         return made
 
     def model(self, candidate: Candidate) -> Classifier:
@@ -253,22 +294,33 @@ class Round:
         kept = self.folder.tested / candidate.name
         if is_model_folder(kept):  # what is tested is what is handed back, bit for bit
             return load_model(kept).to(self.runtime.device)
-        return self._candidate_models(candidate.step).model(candidate.lam, candidate.bias)
+        models = self._candidate_models(candidate.step) if candidate.lam > 0 else self._refitted()
+        return models.model(candidate.lam, candidate.bias)
 
     def _candidate_models(self, step: str) -> CandidateModels:
-        if self._models is None or self._models[0] != step:
+        """Models between the old weights and a checkpoint; the refit of the old weights is shared by all."""
+        if step not in self._models:
             checkpoint = load_model(self.folder.candidates / step).to(self.runtime.device)
-            models = CandidateModels(
-                self.config.candidates,
-                self.prepared.old,
-                checkpoint,
-                self.data,
-                view_settings(self.config.train, self.config.method),
-                self.runtime,
-                in_tower=self.config.model.freeze not in ("image", "towers"),
-            )
-            self._models = step, models
-        return self._models[1]
+            self._models = {step: self._models_towards(checkpoint)}
+            self._models[step].refits |= self._refitted().refits
+        return self._models[step]
+
+    def _refitted(self) -> CandidateModels:
+        """Models at lambda 0."""
+        if self._untrained is None:
+            self._untrained = self._models_towards(None)
+        return self._untrained
+
+    def _models_towards(self, checkpoint: Classifier | None) -> CandidateModels:
+        return CandidateModels(
+            self.config.candidates,
+            self.prepared.old,
+            checkpoint,
+            self.data,
+            view_settings(self.config.train, self.config.method),
+            self.runtime,
+            in_tower=self.config.model.freeze not in ("image", "towers"),
+        )
 
     # -- the decision -----------------------------------------------------------------------------------------------
 
@@ -279,6 +331,8 @@ class Round:
         """
         tested, models = self._settle(candidates)
         certify = self.config.certify
+        if not tested and tests_sealed(certify, self.folder):
+            return not_queried(self.config, self.folder, self.settled())
         sealed = open_sealed(self.data, read_sealed_claim(self.folder)) if tests_sealed(certify, self.folder) else None
 
         def sealed_predictions(which: Candidate | str) -> pa.Table:
@@ -305,6 +359,7 @@ class Round:
         """The candidates that are tested, and the fingerprints of their models; made once and kept on disk."""
         if not self.folder.settled.exists() or not self._all_kept():
             candidates = self.candidates() if candidates is None else list(candidates)
+            candidates = scored(self.config, self.folder, candidates)
             tested = to_test(self.config, self.folder, candidates)
             made = {candidate.name: self.model(candidate) for candidate in tested}
             if self.runtime.is_main:

@@ -1,0 +1,181 @@
+"""The chance that a candidate passes the test on the sealed images, from what dev images say of it.
+
+Of each class the dev images show n, gained b and lost c. The rates (p01, p10, no flip) that lie behind them get a
+Dirichlet prior, so that the counts of sealed images follow a Dirichlet-multinomial distribution, and the chance of a
+class is its mass on the outcomes that pass the exact test. The prior is what shrinks: of many candidates the one that
+looks best on a few dozen images looks better than it is, and a class without a flip among 20 dev images may well have
+one among 100 sealed ones. It has two levels:
+
+    candidate   rates over all protected classes together: their dev counts and ``CANDIDATE_WEIGHT`` images at the rates
+                that rounds have shown before (:class:`~holdfast.certify.forecast.ExpectedFlips`)
+    class       its own dev counts and ``CLASS_WEIGHT`` images at the candidate's rates
+
+The target's own prior is ``TARGET_WEIGHT`` images at its expected rates. Nothing here enters the certificate: it only
+decides which candidate is tested, and whether a query of the sealed set is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import betaincinv, betaln, gammaln
+
+from holdfast.certify.exact.null_line import at_most
+from holdfast.certify.exact.region import FloatArray, Region
+from holdfast.certify.exact.score_test import impossible
+from holdfast.certify.forecast import ExpectedFlips, Flips
+from holdfast.evaluate.metrics import Comparison, TaskChange
+
+CANDIDATE_WEIGHT, CLASS_WEIGHT, TARGET_WEIGHT = 100.0, 30.0, 10.0
+# The critical value of T is found to this precision; far finer than what the rates are known to.
+_CRITICAL = 1e-4
+# Mass of the flips that are left out of a sum.
+_LEFT_OUT = 1e-7
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Parameters of a Dirichlet distribution over (p01, p10, no flip)."""
+
+    gained: float
+    lost: float
+    same: float
+
+    @property
+    def mean_change(self) -> float:
+        """The expected change in accuracy, p01 - p10."""
+        return (self.gained - self.lost) / (self.gained + self.lost + self.same)
+
+    @classmethod
+    def after(cls, seen: tuple[int, int, int], prior: Flips, weight: float) -> Rates:
+        """``seen`` are images, gained and lost; the prior counts for ``weight`` images."""
+        n, gained, lost = seen
+        same = n - gained - lost + weight * (1.0 - prior.gained - prior.lost)
+        return cls(gained + weight * prior.gained, lost + weight * prior.lost, same)
+
+
+@dataclass(frozen=True)
+class SealedTest:
+    """What a candidate is to pass: sealed images and margin of each protected class, and the level.
+
+    ``target`` is the number of the target's sealed images where its gain is claimed. Without sealed images (``images``
+    empty) the chance is that every class keeps its accuracy to within its margin.
+    """
+
+    images: Mapping[str, int]
+    margins: Mapping[str, float]
+    level: float
+    target: int | None = None
+
+
+def predicted_chance(dev: Comparison, test: SealedTest, expected: ExpectedFlips | None = None) -> float:
+    """The chance that a candidate with these dev results passes every claim of the test."""
+    expected = expected or ExpectedFlips()
+    chance = 1.0
+    prior = candidate_rates(dev, expected)
+    for name, margin in test.margins.items():
+        rates = Rates.after(_seen(dev.tasks[name]), prior, CLASS_WEIGHT)
+        if test.images:
+            chance *= passing_mass(test.images[name], margin, test.level, rates)
+        else:
+            chance *= keeping_mass(margin, rates)
+    if test.target is not None:
+        chance *= passing_mass(test.target, 0.0, test.level, target_rates(dev, expected))
+    return chance
+
+
+def predicted_gain(dev: Comparison, expected: ExpectedFlips | None = None) -> float:
+    """The change of the target that is to be expected of a candidate with these dev results."""
+    return target_rates(dev, expected or ExpectedFlips()).mean_change
+
+
+def candidate_rates(dev: Comparison, expected: ExpectedFlips) -> Flips:
+    """Rates of a candidate over all protected classes together.
+
+    What one class gains does not make a gain of another more likely: of gains no more is expected than usual.
+    """
+    protected = [_seen(change) for name, change in dev.tasks.items() if name != dev.target]
+    n, gained, lost = (sum(counts) for counts in zip(*protected, strict=True)) if protected else (0, 0, 0)
+    total = n + CANDIDATE_WEIGHT
+    prior = expected.protected
+    usual = min(prior.gained, (gained + CANDIDATE_WEIGHT * prior.gained) / total)
+    return Flips(usual, (lost + CANDIDATE_WEIGHT * prior.lost) / total)
+
+
+def target_rates(dev: Comparison, expected: ExpectedFlips) -> Rates:
+    """What is known of the target's flips."""
+    return Rates.after(_seen(dev.tasks[dev.target]), expected.target, TARGET_WEIGHT)
+
+
+def _seen(change: TaskChange) -> tuple[int, int, int]:
+    return change.examples, change.gained, change.lost
+
+
+@lru_cache(maxsize=4096)
+def passing_mass(images: int, margin: float, level: float, rates: Rates) -> float:
+    """The chance that ``images`` sealed images pass the exact test, over the rates that dev images leave open.
+
+    The flips d = b + c are beta-binomial, and so are the gained among them; outcomes with b >= first(d) pass.
+    """
+    first = critical_region(images, margin, level)
+    if first is None:
+        return 0.0
+    flips = np.arange(images + 1)
+    mass = _beta_binomial(flips, images, rates.gained + rates.lost, rates.same)
+    likely = np.flatnonzero(np.cumsum(mass[::-1])[::-1] > _LEFT_OUT)
+    most = int(likely[-1]) if len(likely) else 0
+    total = 0.0
+    for d in range(most + 1):
+        needed = int(first[d])
+        if needed > d or mass[d] == 0.0:
+            continue
+        gained = np.arange(needed, d + 1)
+        total += float(mass[d] * _beta_binomial(gained, d, rates.gained, rates.lost).sum())
+    return min(1.0, total)
+
+
+@lru_cache(maxsize=1024)
+def critical_region(images: int, margin: float, level: float) -> FloatArray | None:
+    """For each number of flips the least that must be gained to pass; None where no outcome passes."""
+    if images < 1 or impossible(images, margin, level):
+        return None
+
+    def passes(threshold: float) -> bool:
+        return at_most(Region.above(threshold, images, margin), margin, level, threshold)
+
+    low, high = 0.0, 2.0
+    while not passes(high):
+        low, high = high, 2.0 * high
+        if high > 64.0:
+            return None
+    while high - low > _CRITICAL:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return Region.above(high, images, margin).first
+
+
+@lru_cache(maxsize=4096)
+def keeping_mass(margin: float, rates: Rates) -> float:
+    """P(p01 - p10 > -margin), by the midpoint rule over the share of flips and its gained part."""
+    points = (np.arange(200) + 0.5) / 200
+    flips = _beta_quantiles(points, rates.gained + rates.lost, rates.same)
+    gained = _beta_quantiles(points, rates.gained, rates.lost)
+    change = flips[:, None] * (2.0 * gained[None, :] - 1.0)
+    return float((change > -margin).mean())
+
+
+def _beta_binomial(k: np.ndarray, n: int, a: float, b: float) -> FloatArray:
+    """P(k of n) where the rate is Beta(a, b); a rate that is certainly 0 or 1 is allowed."""
+    if a <= 0.0 or b <= 0.0:
+        return np.asarray(k == (0 if a <= 0.0 else n), dtype=np.float64)
+    log = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0) + betaln(k + a, n - k + b) - betaln(a, b)
+    return np.exp(log)
+
+
+def _beta_quantiles(points: FloatArray, a: float, b: float) -> FloatArray:
+    if a <= 0.0 or b <= 0.0:
+        return np.full_like(points, 0.0 if a <= 0.0 else 1.0)
+    return np.clip(betaincinv(a, b, points), 0.0, 1.0)
