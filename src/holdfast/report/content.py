@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.artifacts import RunFolder
+from holdfast.candidates.chance import predicted_gain
 from holdfast.candidates.select import described
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger, default_ledger
@@ -67,6 +68,8 @@ class Candidate:
     lam: float
     bias: float
     dev: Comparison
+    chance: float | None  # to pass the test, from dev images; None in runs of earlier versions
+    expected_gain: float | None
     outcome: str  # shipped, passed, failed, not tested, set aside
 
 
@@ -205,7 +208,10 @@ def read_run(path: Path) -> RunContent:
 def _described(candidates: Sequence[Candidate], result: Mapping[str, Any]) -> Candidate:
     """The candidate that the page is about: shipped, or tested and rejected."""
     by_name = {candidate.name: candidate for candidate in candidates}
-    gains = {name: candidate.dev.target_gain for name, candidate in by_name.items()}
+    gains = {
+        name: predicted_gain(candidate.dev) if candidate.expected_gain is None else candidate.expected_gain
+        for name, candidate in by_name.items()
+    }
     name = described(result["chosen"], list(result["order"]), gains)
     return by_name[name] if name in by_name else max(candidates, key=lambda candidate: candidate.dev.target_gain)
 
@@ -225,9 +231,9 @@ def _candidate(
     step = int(str(record["step"]).removeprefix("step-"))
     outcome = _outcome(str(record["name"]), list(result["order"]), result["chosen"], reported)
     bias = float(record.get("bias", 0.0))  # runs of earlier versions have none
-    return Candidate(
-        str(record["name"]), step, float(record["lambda"]), bias, _comparison(record["dev"], target), outcome
-    )
+    dev, lam = _comparison(record["dev"], target), float(record["lambda"])
+    chance, expected = record.get("chance"), record.get("expected_gain")
+    return Candidate(str(record["name"]), step, lam, bias, dev, chance, expected, outcome)
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[str, Any] | None) -> str:

@@ -86,7 +86,19 @@ _RESULT: dict[str, Shape] = {
     "verdict": Maybe(text),
     "reason": text,
     "order": [text],
-    "candidates": Filled([{"name": text, "step": text, "lambda": number, "bias": Maybe(number), "dev": _COMPARISON}]),
+    "candidates": Filled(
+        [
+            {
+                "name": text,
+                "step": text,
+                "lambda": number,
+                "bias": Maybe(number),
+                "chance": Maybe(_SHARE),
+                "expected_gain": Maybe(number),
+                "dev": _COMPARISON,
+            }
+        ]
+    ),
     "test": Maybe(_COMPARISON),
     "frontier": Maybe([{"candidate": text, "target_gain": number, "dev_safety": number, "worst_task": text}]),
     "gain_by_margin": Maybe([{"margin": number, "target_gain": number}]),

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast.candidates.select import Candidate as Tested
-from holdfast.candidates.select import evidence as largest_p
 from holdfast.report.content import RunContent
-from holdfast.report.html.markup import Markup, change_mark, p_text, tag
+from holdfast.report.html.markup import Markup, change_mark, percent, tag
 from holdfast.report.html.tables import data_table
 
 
 def candidates_section(content: RunContent) -> Markup:
     """Every candidate with its dev figures and what became of it."""
-    margins = content.margins
-    target = content.target if content.target_claimed else None
     order = {str(name): place for place, name in enumerate(content.result["order"])}
     rows: list[list[tuple[Markup | str, object]]] = []
     for candidate in sorted(
         content.candidates, key=lambda candidate: (order.get(candidate.name, len(order)), candidate.lam, candidate.bias)
     ):
-        p = largest_p(Tested(f"step-{candidate.step:08d}", candidate.lam, candidate.dev), margins, target)
         place = order.get(candidate.name)
         rows.append(
             [
@@ -29,15 +24,17 @@ def candidates_section(content: RunContent) -> Markup:
                 (change_mark(candidate.dev.target_gain), candidate.dev.target_gain),
                 (change_mark(candidate.dev.dev_safety), candidate.dev.dev_safety),
                 (candidate.dev.worst_task, candidate.dev.worst_task),
-                (p_text(p), p),
+                (percent(candidate.chance, 0), candidate.chance),
+                (change_mark(candidate.expected_gain), candidate.expected_gain),
                 (
                     tag("span", candidate.outcome, class_=f"word {candidate.outcome.replace(' ', '-')}"),
                     candidate.outcome,
                 ),
             ]
         )
-    heads = ["order", "candidate", "λ", "logit bias", "target, dev", "worst class, dev", "which", "largest p, dev"]
-    kinds = ["number", "text", "number", "number", "number", "number", "text", "number", "text"]
+    heads = ["order", "candidate", "λ", "logit bias", "target, dev", "worst class, dev", "which"]
+    heads += ["chance", "expected gain"]
+    kinds = ["number", "text", *["number"] * 4, "text", "number", "number", "text"]
     fitted = (
         "In every candidate the target's logit is refitted, and nothing else: at λ = 0 the logits of the other "
         "classes are those of the old model. "
@@ -46,7 +43,8 @@ def candidates_section(content: RunContent) -> Markup:
     )
     settings = (
         f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted from "
-        "the target's logit, so that fewer images are assigned to it."
+        "the target's logit, so that fewer images are assigned to it. Chance: to pass the test, from dev images and "
+        "the numbers of sealed images. Expected gain: that chance times the gain; the largest is tested first."
     )
     tested = (
         "The sealed images were not queried."
