@@ -112,6 +112,7 @@ class Stock:
 
     images: Mapping[str, int]
     largest_share: float = LARGEST_SHARE
+    share: float = 0.0  # that is sealed now
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,8 @@ def _larger_share(found: Forecast, weak: Sequence[TaskForecast], each: float, st
         needed = images_for(task.margin, task.flips, found.level, each)
         share = max(share, 1.0 if needed is None else needed / stock.images[task.task])
     share = min(math.ceil(share * 100) / 100, stock.largest_share)
+    if share <= stock.share:
+        return None
     new = [
         _task(
             task.task,

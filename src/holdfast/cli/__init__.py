@@ -25,6 +25,7 @@ from holdfast.cli import develop as _develop
 from holdfast.cli import diagnose as _diagnose
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
+from holdfast.cli import init as _init
 from holdfast.cli import lineage as _lineage
 from holdfast.cli import report as _report
 from holdfast.cli import track as _track
@@ -52,7 +53,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 app.command("demo")(_demo.demo)
-app.command("init")(_develop.init)
+app.command("init")(_init.init)
 app.command("data")(_data.data)
 app.command("pack")(_data.pack)
 app.command("leaks")(_data.leaks)
