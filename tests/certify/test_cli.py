@@ -146,7 +146,7 @@ BAD = {
 def test_bad_input_is_a_sentence_and_exit_2(shell: Shell, tmp_path: Path, name: str, tried) -> None:
     tried("bad inputs")
     arguments, message = BAD[name]
-    path = write_csv(tmp_path / "p.csv", rows(GOOD))
+    path = write_csv(tmp_path / "p.csv", rows(GOOD), "example_id,task,label,old,new")
     assert shell("certify", "--predictions", path, *arguments) == 2
     assert message in " ".join(shell.err.split())
     assert "Traceback" not in shell.err
@@ -234,7 +234,7 @@ def test_plans_that_make_no_sense(shell: Shell, arguments: tuple[str, ...], trie
 
 
 def test_certificate_and_verification(shell: Shell, tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "p.csv", rows(GOOD))
+    path = write_csv(tmp_path / "p.csv", rows(GOOD), "example_id,task,label,old,new")
     (tmp_path / "w").write_text("weights")
     out = tmp_path / "c.json"
     arguments = ("certify", "--predictions", path, "--margin", "0.02", "--out", out, "--new-model", tmp_path / "w")

@@ -267,7 +267,7 @@ def certify_candidates(
 
         def passes(name: str) -> bool:
             made[name] = _checked(plan, predict(name))
-            counts, target = select(paired_tables(old, made[name], plan.settings.labels), plan.settings)
+            counts, target = select(paired_tables(old, made[name], plan.settings.labels, trusted=True), plan.settings)
             return retained(counts, plan.settings.margins, query.level, target) and (
                 further is None or first is None or _holds(plan, further, first, made[name], query.level)
             )
@@ -284,7 +284,7 @@ def certify_candidates(
     if not standing.retired:
         return SealedOutcome(chosen.passed, chosen.shipped, standing, reported)
     full = report(
-        run_test(paired_tables(old, made[str(shown)], plan.settings.labels), plan.settings),
+        run_test(paired_tables(old, made[str(shown)], plan.settings.labels, trusted=True), plan.settings),
         confidence=plan.settings.confidence,
     )
     bit = reported
@@ -298,7 +298,7 @@ def _holds(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.T
     settings = further.settings(plan)
     if not settings.margins:
         return True
-    counts, _ = select(paired_tables(first, new, settings.labels), settings)
+    counts, _ = select(paired_tables(first, new, settings.labels, trusted=True), settings)
     return retained(counts, settings.margins, level, None)
 
 
@@ -307,7 +307,7 @@ def against_first(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, ne
     settings = further.settings(plan)
     if not settings.margins:
         return {"tasks": []}
-    result = run_test(paired_tables(first, new, settings.labels), settings)
+    result = run_test(paired_tables(first, new, settings.labels, trusted=True), settings)
     return {"tasks": [task.as_json() for task in result.tasks], "devsafety": result.devsafety}
 
 

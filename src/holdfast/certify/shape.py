@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.certify.claims import Claim, Verdict
 from holdfast.errors import UserError
-from holdfast.shape import Each, Filled, Maybe, Shape, below_one, between, check_shape, one_of, text
+from holdfast.shape import Each, Filled, Maybe, Shape, below_one, between, check_shape, flag, one_of, text
 
 _SETTINGS: dict[str, Shape] = {
     "margins": Filled(Each(below_one)),
@@ -18,6 +18,7 @@ _SETTINGS: dict[str, Shape] = {
     "groups": Each(Filled([text])),
     "labels": [text],
     "level": Maybe(between(0.0, 1.0)),
+    "distinct_rows": Maybe(flag),
 }
 _CERTIFICATE: dict[str, Shape] = {
     "settings": _SETTINGS,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.options import check_same_claim, refuse_ignored
 from holdfast.errors import Exit, UserError
 
 if TYPE_CHECKING:
@@ -41,21 +42,28 @@ def certify(
     confidence: Confidence = None,
     target: Annotated[str | None, typer.Option(help="Claim also that this task improved; it is not protected.")] = None,
     claim: Annotated[
-        str, typer.Option(help="all: every task is retained; each: these tasks are; bounds: side by side; devsafety.")
-    ] = "all",
+        str | None,
+        typer.Option(
+            help="all (default): every task is retained; each: these tasks are; bounds: side by side; devsafety."
+        ),
+    ] = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="A,B", help="Protected tasks. Default: all but the target.")
     ] = None,
     pool: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=A,B", help="Claim about a group of tasks as a whole.")
+        list[str] | None,
+        typer.Option(metavar="NAME=A,B", help="Claim about a group of tasks as a whole, each image once."),
     ] = None,
     labels: Annotated[str | None, typer.Option(metavar="A,B", help="All labels there are; others are refused.")] = None,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Rows arrive one by one: e-processes, to be looked at any time.")
     ] = False,
+    distinct_rows: Annotated[
+        bool, typer.Option("--distinct-rows", help="State, for lack of example_id, that each row is another image.")
+    ] = False,
     lemma_constant: Annotated[
-        float, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside.")
-    ] = 0.0,
+        float | None, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside. Default: 0.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown too.")] = None,
     old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
@@ -73,10 +81,28 @@ def certify(
     sealed images of a run, under the ledger. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
     """
     run, tables = _given(paths or [])
+    fixed_set = {"pool": pool, "lemma_constant": lemma_constant, "out": out}
+    named = {"old_model": old_model, "new_model": new_model, "data": data}
+    if run is not None:
+        of_tables = {"predictions": predictions, "old": old, "new": new, "target": target, "claim": claim}
+        of_tables |= {"tasks": tasks, "labels": labels, "sequential": sequential, "distinct_rows": distinct_rows}
+        refuse_ignored(
+            "a run", {**of_tables, **fixed_set, **named}, "give either RUN or predictions: a run says the rest"
+        )
+        refuse_ignored("--json", {"verbose": as_json and verbose}, "leave --verbose out: --json prints everything")
+    else:
+        refuse_ignored(
+            "predictions", {"ledger": ledger, "verbose": verbose}, "leave it out: it is for the sealed images of a run"
+        )
+    if sequential:
+        other = {**fixed_set, **named, "claim": None if claim == "all" else claim}
+        refuse_ignored(
+            "--sequential", other, "leave one of them out: it tests the claim `all`, on images that keep arriving"
+        )
+    if out is None:
+        refuse_ignored("no --out", named, "give --out CERTIFICATE too: they are named in it")
     _check_summary(summary)
     if run is not None:
-        if predictions or old or new:
-            raise UserError("a run and predictions at once", do="give either RUN or --predictions")
         return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json, verbose)
     from holdfast.certify.predictions import certify as test
     from holdfast.certify.predictions import certify_sequentially
@@ -90,25 +116,18 @@ def certify(
         "confidence": 0.95 if confidence is None else confidence,
         "tasks": _names(tasks),
         "labels": _names(labels),
+        "distinct_rows": distinct_rows,
     }
     files = _files([*tables, *(predictions or [])], old, new)
     if sequential:
-        if pool or out is not None:
-            other = "--pool" if pool else "--out"
-            raise UserError(
-                f"--sequential and {other} at once",
-                do="leave one of them out: a certificate and a pool are about a fixed set of images",
-            )
         reported = certify_sequentially(*files, **claimed)
     else:
         workers = min(4, os.cpu_count() or 1)
-        result = test(
-            *files, **claimed, claim=claim, pools=_pools(pool or []), lemma_constant=lemma_constant, workers=workers
-        )
+        claimed |= {"claim": claim or "all", "pools": _pools(pool or []), "lemma_constant": lemma_constant or 0.0}
+        result = test(*files, **claimed, workers=workers)
         reported = result.to_json()
         if out is not None:
-            named = {"old model": old_model, "new model": new_model, "data": data}
-            result.write(out, {name: path for name, path in named.items() if path is not None})
+            result.write(out, {name.replace("_", " "): path for name, path in named.items() if path is not None})
     _write_summary(summary, reported)
     if as_json:
         print_json(reported)
@@ -158,7 +177,8 @@ def plan(
 
     default, single = _margins(margin)
     if round_file is not None:
-        _check_for_round(tasks=tasks, images=images, simultaneous=simultaneous, predictions=predictions, target=target)
+        given = {"tasks": tasks, "images": images, "simultaneous": simultaneous, "predictions": predictions}
+        refuse_ignored("ROUND.toml", {**given, "target": target}, "leave one of them out: the round's file says it")
         from holdfast.certify.round_plan import plan_round
         from holdfast.cli.forecasts import print_forecast
 
@@ -175,8 +195,13 @@ def plan(
         else:
             print_forecast(forecast)
         return int(Exit.DONE)
-    if target_gain is not None:
-        raise UserError("--target-gain without a round", do="give ROUND.toml, or leave --target-gain out")
+    refuse_ignored("no ROUND.toml", {"target_gain": target_gain}, "give ROUND.toml, or leave --target-gain out")
+    if predictions:
+        refuse_ignored(
+            "--predictions", {"discordance": discordance}, "leave one of them out: each says how often models differ"
+        )
+    else:
+        refuse_ignored("no --predictions", {"target": target}, "leave --target out: it is a task of the predictions")
     from holdfast.certify.plans import plan as answer
 
     files = _files(predictions, None, None) if predictions else ()
@@ -198,13 +223,6 @@ def plan(
     else:
         print_plan(found.to_json())
     return int(Exit.DONE)
-
-
-def _check_for_round(**given: Any) -> None:
-    """Refuse options that a round's own file answers."""
-    for name, value in given.items():
-        if value:
-            raise UserError(f"ROUND.toml and --{name} at once", do="leave one of them out: the round's file says it")
 
 
 def _goal(power: float) -> float:
@@ -293,7 +311,9 @@ def _certify_run(
 
     run = RunFolder.open(path)
     if run.certificate.exists():
-        reported = verify_certificate(run.certificate)["report"]
+        held = verify_certificate(run.certificate)
+        check_same_claim(path, held["settings"], margins, confidence)
+        reported = held["report"]
     else:
         _check_decided(path)
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
@@ -355,6 +375,8 @@ def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float
         from holdfast.certify.certificate import check_margin
 
         check_margin(value, name)
+        if name in single or (not name and default is not None):
+            raise UserError(f"two margins for {name or 'all tasks'}", do="give each --margin once")
         if name:
             single[name] = value
         else:
