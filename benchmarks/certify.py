@@ -46,9 +46,9 @@ def certificate_seconds(counts: list[Counts], workers: int) -> tuple[float, floa
     """Wall and processor time (of this process) of a verdict with all that is told about it."""
     advice._sufficient.cache_clear()
     started, used = time.perf_counter(), time.process_time()
-    result = evaluate(counts, {one.task: MARGIN for one in counts}, DELTA, disjoint=True, workers=workers)
-    told = report(result, confidence=1 - DELTA)
-    return time.perf_counter() - started, time.process_time() - used, told["verdict"]
+    result = evaluate(counts, {count.task: MARGIN for count in counts}, DELTA, disjoint=True, workers=workers)
+    reported = report(result, confidence=1 - DELTA)
+    return time.perf_counter() - started, time.process_time() - used, reported["verdict"]
 
 
 def mcnemar_seconds(counts: list[Counts]) -> float:
@@ -56,8 +56,8 @@ def mcnemar_seconds(counts: list[Counts]) -> float:
     from statsmodels.stats.contingency_tables import mcnemar  # here: worker processes import this file too
 
     started = time.perf_counter()
-    for one in counts:
-        mcnemar([[one.n - one.gained - one.lost, one.lost], [one.gained, 0]], exact=True)
+    for count in counts:
+        mcnemar([[count.n - count.gained - count.lost, count.lost], [count.gained, 0]], exact=True)
     return time.perf_counter() - started
 
 
@@ -67,10 +67,12 @@ def command_seconds(counts: list[Counts]) -> float:
         path = Path(folder) / "predictions.csv"
         with path.open("w") as file:
             file.write("task,label,old,new\n")
-            for one in counts:
-                same = one.n - one.gained - one.lost
-                name = one.task
-                file.write(f"{name},{name},other,{name}\n" * one.gained + f"{name},{name},{name},other\n" * one.lost)
+            for count in counts:
+                same = count.n - count.gained - count.lost
+                name = count.task
+                file.write(
+                    f"{name},{name},other,{name}\n" * count.gained + f"{name},{name},{name},other\n" * count.lost
+                )
                 file.write(f"{name},{name},{name},{name}\n" * same)
         command = [sys.executable, "-m", "holdfast", "certify", "--predictions", str(path), "--margin", str(MARGIN)]
         started = time.perf_counter()
@@ -93,7 +95,7 @@ def main() -> None:
         seconds, _, verdict = certificate_seconds(counts, arguments.workers)
         alone, processor, _ = certificate_seconds(counts, 1)
         results[name] = {
-            "images": sum(one.n for one in counts),
+            "images": sum(count.n for count in counts),
             "verdict": verdict,
             "certificate_seconds": seconds,
             "certificate_seconds_one_process": alone,

@@ -7,6 +7,7 @@ The tables are written as CSV first; reading and checking them is part of the ti
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import tempfile
@@ -53,6 +54,7 @@ def write_dev(path: Path) -> Path:
 
 def main() -> None:
     """Print a row for each."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{os.cpu_count()} processors")
     print("| what | seconds | of the processor | result |")
     print("| --- | ---: | ---: | --- |")

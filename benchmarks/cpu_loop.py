@@ -78,8 +78,8 @@ def main() -> None:
                 found[what].append(timed(what, arguments.steps, data, Path(folder)))
     milliseconds = {
         what: {
-            "clock": 1000 * statistics.median(one for one, _ in times) / arguments.steps,
-            "processor": 1000 * statistics.median(one for _, one in times) / arguments.steps,
+            "clock": 1000 * statistics.median(item for item, _ in times) / arguments.steps,
+            "processor": 1000 * statistics.median(item for _, item in times) / arguments.steps,
         }
         for what, times in found.items()
     }

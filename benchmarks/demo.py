@@ -23,12 +23,12 @@ from holdfast.evaluate.metrics import Comparison
 from holdfast.rounds.demo import demo
 
 
-def _told(compared: Comparison) -> dict[str, Any]:
+def _figures(compared: Comparison) -> dict[str, Any]:
     return {
         "worst_change": compared.dev_safety,
         "target_gain": compared.target_gain,
         "kept_every_class": compared.safe,
-        "change": {name: one.accuracy_change for name, one in compared.tasks.items()},
+        "change": {name: item.accuracy_change for name, item in compared.tasks.items()},
     }
 
 
@@ -40,9 +40,9 @@ def one_seed(seed: int) -> dict[str, Any]:
         handed = result.round.test
         return {
             "seed": seed,
-            "plain": _told(result.plain),
-            "holdfast": _told(result.holdfast),
-            "handed_back": {"chosen": result.round.chosen, **(_told(handed) if handed else {})},
+            "plain": _figures(result.plain),
+            "holdfast": _figures(result.holdfast),
+            "handed_back": {"chosen": result.round.chosen, **(_figures(handed) if handed else {})},
             "seconds": round(time.perf_counter() - began, 1),
         }
 

@@ -61,7 +61,9 @@ def step_time(shape: Shape, data: RoundData) -> tuple[float, int]:
     # Gradient shares are measured at the first logged step only, which is not counted.
     train(method, data, replace(plan, share_every=1000), CPU, progress=clock)
     averages = [value for name, value in method.named_buffers() if "log_u" in name or ".u." in name]
-    return float(1000 * np.median(np.diff(clock.times)) / 5), sum(one.numel() * one.element_size() for one in averages)
+    return float(1000 * np.median(np.diff(clock.times)) / 5), sum(
+        average.numel() * average.element_size() for average in averages
+    )
 
 
 def with_prompts(data: RoundData, count: int) -> RoundData:
@@ -113,7 +115,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(SWEEPS), figsize=(16, 3.4), constrained_layout=True)
     for axis, (name, (label, _, _)) in zip(axes, SWEEPS.items(), strict=True):
         points = result["sweeps"][name]
-        axis.plot([one["count"] for one in points], [one["milliseconds"] for one in points], "o-", color="#20639b")
+        axis.plot(
+            [point["count"] for point in points], [point["milliseconds"] for point in points], "o-", color="#20639b"
+        )
         axis.set(xscale="log", xlabel=label, ylabel="ms" if name == "evaluation" else "ms a step")
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)

@@ -8,6 +8,7 @@ machine that has none of the packages, its network included. Then, in the light 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -80,6 +81,7 @@ def starts(python: Path, folder: Path) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     results: dict[str, Any] = {"machine": machine(), "commit": commit(), "load_average": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

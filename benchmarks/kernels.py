@@ -35,7 +35,8 @@ def some(*size: int, scale: float = 1.0) -> Tensor:
 
 def pieces(pictures: int) -> Ways:
     """Kernels of one layer."""
-    from holdfast.kernels.cuda import attention, kernels, products
+    from holdfast.kernels import triton_ops
+    from holdfast.kernels.cuda import attention, products
 
     tokens = pictures * LENGTH
     rows = -(-tokens // 8) * 8
@@ -45,23 +46,23 @@ def pieces(pictures: int) -> Ways:
     packed, gradient = some(rows, 3 * WIDTH), some(rows, WIDTH)
     out, result = torch.zeros_like(gradient), torch.zeros_like(packed)
     given = (pictures, LENGTH, HEADS)
-    levels = kernels.attend(packed, out, *given)
+    levels = triton_ops.attend(packed, out, *given)
     return {
         "up-projection and activation": {
             "now": lambda: products.up(x, up, bias, quick=False),
-            "before": lambda: kernels.activated(torch.addmm(bias, x, up.T), quick=False),
+            "before": lambda: triton_ops.activated(torch.addmm(bias, x, up.T), quick=False),
         },
         "down-projection backward, through the activation": {
             "now": lambda: products.down_backward(g, down, inner, quick=False),
-            "before": lambda: kernels.activated_backward(g @ down, inner, quick=False),
+            "before": lambda: triton_ops.activated_backward(g @ down, inner, quick=False),
         },
         "attention": {
             "now": lambda: attention.attend(packed, out, *given),
-            "before": lambda: kernels.attend(packed, out, *given),
+            "before": lambda: triton_ops.attend(packed, out, *given),
         },
         "attention backward": {
             "now": lambda: attention.backward(packed, out, gradient, levels, result, *given),
-            "before": lambda: kernels.attend_backward(packed, out, gradient, levels, result, *given),
+            "before": lambda: triton_ops.attend_backward(packed, out, gradient, levels, result, *given),
         },
     }
 
@@ -95,7 +96,7 @@ def tower(pictures: int) -> Callable[[], Any]:
 
     def once() -> Any:
         found, _ = fused.blocks(values, weights, shape)
-        return torch.autograd.grad(found, [values, *(one for group in weights for one in group)], gradient)
+        return torch.autograd.grad(found, [values, *(item for group in weights for item in group)], gradient)
 
     return once
 
@@ -151,7 +152,7 @@ def main() -> None:
         "now": (True, True),
     }.items():
         fused._products, fused._attention = (  # pyright: ignore[reportPrivateUsage]
-            one if keep else lambda *_: None for one, keep in zip(now, kept, strict=True)
+            item if keep else lambda *_: None for item, keep in zip(now, kept, strict=True)
         )
         blocks[name] = recorded(once)
     found["blocks"] = in_turns(blocks, 20)

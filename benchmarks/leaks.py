@@ -36,8 +36,8 @@ MIRROR = Image.Transpose.FLIP_LEFT_RIGHT
 
 def photographs(name: str, step: int = 1) -> list[Image.Image]:
     with zipfile.ZipFile(SHARED / name) as archive:
-        names = sorted(one for one in archive.namelist() if one.endswith(".jpg"))[::step]
-        return [Image.open(io.BytesIO(archive.read(one))).convert("RGB") for one in names]
+        names = sorted(item for item in archive.namelist() if item.endswith(".jpg"))[::step]
+        return [Image.open(io.BytesIO(archive.read(name))).convert("RGB") for name in names]
 
 
 def again(image: Image.Image, quality: int) -> Image.Image:
@@ -168,7 +168,7 @@ def main() -> None:
         costs.append(cost(thumbs) | {"all_pairs_seconds": all_pairs_seconds(make_signatures(thumbs).hashes)})
         print(costs[-1], flush=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    logs = np.log([[one["pictures"], one["compare_seconds"]] for one in costs])
+    logs = np.log([[cost["pictures"], cost["compare_seconds"]] for cost in costs])
     write_json(
         arguments.out,
         {

@@ -26,9 +26,9 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit the figures were made with; ``HOLDFAST_COMMIT`` where the code was copied without its history."""
-    told = os.environ.get("HOLDFAST_COMMIT")
-    if told:
-        return told
+    found = os.environ.get("HOLDFAST_COMMIT")
+    if found:
+        return found
     try:
         name = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -43,7 +43,7 @@ SIZE, BATCH, PICTURES = 224, 256, 1000
 
 def make_pictures(folder: Path) -> None:
     with zipfile.ZipFile(SHARED / "flickr8k-96.zip") as archive:
-        names = sorted(one for one in archive.namelist() if one.endswith(".jpg"))[:PICTURES]
+        names = sorted(item for item in archive.namelist() if item.endswith(".jpg"))[:PICTURES]
         for number, name in enumerate(names):
             image = (
                 Image.open(io.BytesIO(archive.read(name))).convert("RGB").resize((320, 240), Image.Resampling.BICUBIC)
@@ -128,7 +128,7 @@ def compare(path: Path, pictures: Path, rounds: int, seconds: float) -> dict[str
         found["store"].append(read_batches(pixels, generator, seconds))
         found["decode"].append(decode_files(contents, seconds, whole_view=False))
         found["decode_resize_crop"].append(decode_files(contents, seconds, whole_view=True))
-    result: dict[str, Any] = {name: medians(one) for name, one in found.items()}
+    result: dict[str, Any] = {name: medians(item) for name, item in found.items()}
     for key in ("a_second", "a_second_of_processor"):
         result[f"times_decoding_{key}"] = result["store"][key] / result["decode"][key]
     grown, resident = memory("VmRSS") - before, resident_share(path / "pixels.bin")
@@ -140,12 +140,12 @@ def resident_share(path: Path) -> float | None:
     """Share of a file that lies in the page cache, as util-linux tells; None where it is not installed."""
     if shutil.which("fincore") is None:
         return None
-    told = subprocess.run(["fincore", "-nb", "-o", "RES", str(path)], capture_output=True, text=True, check=True)
-    return int(told.stdout) / path.stat().st_size
+    reported = subprocess.run(["fincore", "-nb", "-o", "RES", str(path)], capture_output=True, text=True, check=True)
+    return int(reported.stdout) / path.stat().st_size
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    return {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}
 
 
 def page_cache_gib() -> float:

@@ -48,19 +48,19 @@ def run(shape_name: str, steps: int, folder: Path, runtime: Runtime, **changes: 
     return {name: value.cpu() for name, value in method.state_dict().items()}, played.steps
 
 
-def apart(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Any]:
+def apart(item: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Any]:
     """Tensors that are not the same bits, and the distance of two ends over the way from the start."""
-    differ = [name for name, value in one.items() if not torch.equal(value, other[name])]
-    moved = [name for name, value in one.items() if value.is_floating_point() and value.isfinite().all()]
+    differ = [name for name, value in item.items() if not torch.equal(value, other[name])]
+    moved = [name for name, value in item.items() if value.is_floating_point() and value.isfinite().all()]
 
     def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
         return sum(float((left[name].double() - right[name].double()).square().sum()) for name in moved) ** 0.5
 
     return {
-        "tensors": len(one),
+        "tensors": len(item),
         "that_differ": len(differ),
         "first": differ[:5],
-        "share_of_the_way": distance(one, other) / max(distance(one, start), 1e-30),
+        "share_of_the_way": distance(item, other) / max(distance(item, start), 1e-30),
     }
 
 

@@ -8,6 +8,7 @@ images, where every bound is computed from dev images.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -40,6 +41,7 @@ def measure(run: Path) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     names = [f"place {number:03d}" for number in range(TASKS)]
     results: dict[str, object] = {"tasks": TASKS, "dev_images": TASKS * EACH, "machine": machine()}
     results |= {"commit": commit(), "load_average": os.getloadavg()[0]}

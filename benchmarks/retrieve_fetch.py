@@ -140,7 +140,7 @@ def parts() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=20_000)
     given = parser.parse_args()
     load = os.getloadavg()[0]

@@ -138,7 +138,7 @@ def develop(folder: Path, name: str, pairs: str, steps: int, seed: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tune-steps", type=int, default=300)
@@ -159,8 +159,8 @@ def main() -> None:
         for name, pairs in (("without", ""), ("with", with_data)):
             rounds[name].append({"seed": seed, **develop(folder, name, pairs, given.steps, seed)})
             print(name, seed, json.dumps(rounds[name][-1])[:600], flush=True)
-    for one in (*rounds["without"], *rounds["with"]):
-        one.pop("run", None)
+    for item in (*rounds["without"], *rounds["with"]):
+        item.pop("run", None)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     result = {
         "command": f"benchmarks/retrieve_round.py --steps {given.steps} --tune-steps {given.tune_steps} "

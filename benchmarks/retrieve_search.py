@@ -145,18 +145,18 @@ def contest(
             print(name, *runs[name][-1], flush=True)
     return {
         name: {
-            "seconds_best": round(min(one[0] for one in done), 3),
-            "seconds_median": round(statistics.median(one[0] for one in done), 3),
-            "cpu_seconds_best": round(min(one[3] for one in done), 3),
+            "seconds_best": round(min(item[0] for item in done), 3),
+            "seconds_median": round(statistics.median(item[0] for item in done), 3),
+            "cpu_seconds_best": round(min(item[3] for item in done), 3),
             "found": done[0][1],
-            "peak_memory_mib": round(max(one[2] for one in done) / 2**20),
+            "peak_memory_mib": round(max(item[2] for item in done) / 2**20),
         }
         for name, done in runs.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=20_000_000)
     parser.add_argument(
         "--compare", type=int, default=5_000_000, help="captions for the contest with pandas and polars"
@@ -174,7 +174,7 @@ def main() -> None:
         if not path.exists():
             make_file(path, index * ROWS, ROWS)
         files.append(str(path))
-    size = sum(Path(one).stat().st_size for one in files)
+    size = sum(Path(file).stat().st_size for file in files)
     print(f"{len(files)} files, {size / 1e9:.1f} GB", flush=True)
     work = given.folder / "work"
     some = files[: given.compare // ROWS]

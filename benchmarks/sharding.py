@@ -6,13 +6,15 @@ of float32 weights; task heads, a few million numbers, are left out.
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from holdfast.model.openclip import OpenClipTowers, architecture_config
+from holdfast.model.openclip import architecture_config
+from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.towers import Preprocess
 from holdfast.train.parallel import blocks
 
@@ -58,47 +60,48 @@ def sizes(architecture: str) -> Sizes:
         towers = OpenClipTowers(
             architecture, architecture_config(architecture), Preprocess(224, (0.5,) * 3, (0.5,) * 3)
         )
-    units = [sum(one.numel() for one in block.parameters()) for block in blocks(towers)]
-    total = sum(one.numel() for one in towers.parameters())
+    units = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks(towers)]
+    total = sum(parameter.numel() for parameter in towers.parameters())
     return Sizes(architecture, sum(units), max(units), total - sum(units))
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     """Print the tables."""
     found = [sizes(architecture) for architecture in ARCHITECTURES]
     print("| | parameters | whole model | 8 ranks | 64 ranks |\n| --- | --- | --- | --- | --- |")
-    for one in found:
-        whole = 4 * NUMBER * one.total
-        held = " | ".join(f"{one.held(world) / 1e9:.1f} GB" for world in WORLDS)
-        print(f"| {one.architecture} | {one.total / 1e6:.0f} M | {whole / 1e9:.1f} GB | {held} |")
+    for item in found:
+        whole = 4 * NUMBER * item.total
+        held = " | ".join(f"{item.held(world) / 1e9:.1f} GB" for world in WORLDS)
+        print(f"| {item.architecture} | {item.total / 1e6:.0f} M | {whole / 1e9:.1f} GB | {held} |")
     print("\n| | weights gathered | gradients | 8 GPUs | 64 GPUs | whole model, 8 | 64 |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for one in found:
+    for item in found:
         last = max(WORLDS)
         sharded = " | ".join(
-            f"{1000 * (one.gathered(world) + one.scattered(world)) / rate:.0f} ms" for world, rate in WORLDS.items()
+            f"{1000 * (item.gathered(world) + item.scattered(world)) / rate:.0f} ms" for world, rate in WORLDS.items()
         )
-        reduced = " | ".join(f"{1000 * one.reduced(world) / rate:.0f} ms" for world, rate in WORLDS.items())
+        reduced = " | ".join(f"{1000 * item.reduced(world) / rate:.0f} ms" for world, rate in WORLDS.items())
         print(
-            f"| {one.architecture} | {one.gathered(last) / 1e9:.2f} GB | {one.scattered(last) / 1e9:.2f} GB "
+            f"| {item.architecture} | {item.gathered(last) / 1e9:.2f} GB | {item.scattered(last) / 1e9:.2f} GB "
             f"| {sharded} | {reduced} |"
         )
     path = Path(__file__).parent / "results" / "sharding.json"
     rows = [
         {
-            **asdict(one),
+            **asdict(item),
             **{
                 f"{name}, {world} ranks": value(world)
                 for world in WORLDS
                 for name, value in (
-                    ("held", one.held),
-                    ("gathered", one.gathered),
-                    ("scattered", one.scattered),
-                    ("all-reduced if whole", one.reduced),
+                    ("held", item.held),
+                    ("gathered", item.gathered),
+                    ("scattered", item.scattered),
+                    ("all-reduced if whole", item.reduced),
                 )
             },
         }
-        for one in found
+        for item in found
     ]
     path.write_text(json.dumps({"computed": rows}, indent=1) + "\n")
 

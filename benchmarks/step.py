@@ -33,7 +33,7 @@ from holdfast.train.loop import train
 from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
 
 
-def one(shape_name: str, folder: Path, runtime: Runtime, paired: bool, steps: int, **changes: Any) -> Figures:
+def measure_shape(shape_name: str, folder: Path, runtime: Runtime, paired: bool, steps: int, **changes: Any) -> Figures:
     shape = SHAPES[shape_name]
     config = train_config(shape, **changes)
     size = 224 if shape.architecture.startswith("ViT") else 32
@@ -140,7 +140,9 @@ def main() -> None:
                 for views in arguments.views:
                     began = time.perf_counter()
                     try:
-                        figures = one(shape, Path(folder), runtime, views == "paired", arguments.steps, **changes)
+                        figures = measure_shape(
+                            shape, Path(folder), runtime, views == "paired", arguments.steps, **changes
+                        )
                     except Exception:
                         traceback.print_exc()
                         continue

@@ -36,8 +36,8 @@ def accepted(b: np.ndarray, c: np.ndarray, n: int, margin: float, level: float =
     passing, failing = len(values), -1
     while passing - failing > 1:
         middle = (passing + failing) // 2
-        one = first[middle]
-        if p_value(int(b[one]), int(c[one]), n, margin) <= level:
+        single = first[middle]
+        if p_value(int(b[single]), int(c[single]), n, margin) <= level:
             passing = middle
         else:
             failing = middle
@@ -46,7 +46,7 @@ def accepted(b: np.ndarray, c: np.ndarray, n: int, margin: float, level: float =
 
 def enumerated_false_acceptance(n: int, margin: float, points: int = 2001) -> float:
     """max over a dense line Δ = -ε of the exact probability that an outcome passes."""
-    b, c = (one.ravel() for one in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
+    b, c = (item.ravel() for item in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
     b, c = b[b + c <= n], c[b + c <= n]
     chosen = accepted(b, c, n, margin)
     b, c = b[chosen], c[chosen]
@@ -103,7 +103,7 @@ def lists_of_tasks(draws: int, tasks: int = 364, bad: int = 182, n: int = 300, s
         lists = {"uncorrected": values, "hommel": hommel(values), "holm": holm(values)}
         for name, adjusted in lists.items():
             wrong[name] += min(adjusted[:bad]) <= DELTA
-        found += sum(one <= DELTA for one in lists["hommel"][bad:])
+        found += sum(item <= DELTA for item in lists["hommel"][bad:])
     return {**{name: count / draws for name, count in wrong.items()}, "true entries found": found / draws}
 
 
@@ -137,7 +137,7 @@ def attacker(draws: int, rounds: int = 100, n: int = 1000, seed: int = 4) -> dic
         "one bit told, ledger": (False, budget.level),
     }
     found: dict[str, float] = {}
-    for name, (told, level) in policies.items():
+    for name, (reported, level) in policies.items():
         threshold = critical_statistic(n, margin, level)
         shipped = np.zeros(draws, bool)
         for index in range(draws):
@@ -150,7 +150,7 @@ def attacker(draws: int, rounds: int = 100, n: int = 1000, seed: int = 4) -> dic
                 if statistics(np.array([b]), np.array([c]), n, margin)[0] >= threshold - 1e-8:
                     shipped[index] = True
                     break
-                if not told or proposal.sum() >= current.sum():
+                if not reported or proposal.sum() >= current.sum():
                     current = proposal
         found[name] = float(shipped.mean())
     return found
@@ -160,7 +160,7 @@ def attacker(draws: int, rounds: int = 100, n: int = 1000, seed: int = 4) -> dic
 def critical_statistic(n: int, margin: float, level: float) -> float:
     """The smallest T that passes, among outcomes of up to 15 % flips."""
     flips = min(n, int(0.15 * n) + 30)
-    b, c = (one.ravel() for one in np.meshgrid(np.arange(flips), np.arange(flips), indexing="ij"))
+    b, c = (item.ravel() for item in np.meshgrid(np.arange(flips), np.arange(flips), indexing="ij"))
     kept = b + c <= min(n, flips)
     chosen = accepted(b[kept], c[kept], n, margin, level)
     return float(statistics(b[kept][chosen], c[kept][chosen], n, margin).min())

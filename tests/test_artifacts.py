@@ -41,7 +41,7 @@ def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path, monkeypatch: p
         write_json(path, {"after": 2})
     assert "untouched" in caught.value.do
     assert path.read_text() == '{\n  "before": 1\n}\n'
-    assert [one.name for one in tmp_path.iterdir()] == ["result.json"]  # no half-written file is left behind
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # no half-written file is left behind
 
 
 def test_a_writer_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_writer_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> Non
 def test_a_last_line_cut_short_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert [one["step"] for one in read_jsonl(path)] == [1, 2]
+    assert [item["step"] for item in read_jsonl(path)] == [1, 2]
 
 
 def test_predictions_name_each_example_once_and_come_back(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def faults_of(section: type[Config], key: str, value: Any) -> list[Any]:
     try:
         section.model_validate({key: value})
     except ValidationError as error:
-        return [one for one in error.errors() if one["loc"][:1] == (key,) and one["type"] != "value_error"]
+        return [error for error in error.errors() if error["loc"][:1] == (key,) and error["type"] != "value_error"]
     return []
 
 

@@ -237,7 +237,8 @@ def test_the_walk_through_a_round_is_that_of_a_round(tmp_path: Path) -> None:
             text = re.sub(r"^steps = \d+", "steps = 10", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
             file.write_text(re.sub(r"^every = \d+", "every = 5", text, flags=re.MULTILINE), encoding="utf-8")
     entered = (tmp_path / "entered.txt").read_text(encoding="utf-8").split()
-    by_verdict = ("certify/exact/power.py", "certify/shape.py")  # advice where undecided, a certificate where not
+    # Advice and its exit code where undecided, a certificate where not.
+    by_verdict = ("certify/exact/power.py", "certify/shape.py", "errors.py")
     entered, listed = ([module for module in modules if module not in by_verdict] for modules in (entered, walked()))
     assert entered == listed, "adapt CONTRIBUTING.md"
 

@@ -76,7 +76,7 @@ def describe(node: Definition, level: int) -> list[str]:
             members.append(f"- `{item.target.id}: {ast.unparse(item.annotation)}`")
         elif isinstance(item, ast.FunctionDef) and not item.name.startswith("_"):
             first = (ast.get_docstring(item) or "").split("\n\n")[0].replace("\n", " ")
-            is_property = any(isinstance(one, ast.Name) and one.id == "property" for one in item.decorator_list)
+            is_property = any(isinstance(item, ast.Name) and item.id == "property" for item in item.decorator_list)
             shown = item.name if is_property else signature(item, method=True)
             members.append(f"- `{shown}`: {first}")
     return [*lines, *members, *([""] if members else [])]

@@ -26,29 +26,6 @@ WRITTEN = "<!-- Written by `python tools/reference.py`. Do not edit by hand. -->
 # What pydantic writes for limits of a number, in the order in which they are shown.
 LIMITS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}
 NO_LIMIT = 1e15  # a bound as large as this only keeps numbers representable
-# Settings whose class says nothing about them: their meaning here, until it does.
-MEANINGS = {
-    "RoundConfig.seed": "Seed of every random draw: constraint images, heads, batches, views.",
-    "RolesConfig.base": "Images that make the old model (`holdfast tune`).",
-    "RolesConfig.dev": "Images that checkpoints and candidates are chosen on.",
-    "RolesConfig.sealed": "Images of the sealed set: only the certificate queries them.",
-    "RolesConfig.test": "Images that are scored once, when the round is over.",
-    "TrainConfig.steps": "Optimizer steps.",
-    "TrainConfig.weight_decay": "Weight decay of AdamW.",
-    "TrainConfig.schedule": "Learning rate: cosine decay to zero, or constant.",
-    "TrainConfig.warmup_steps": "Steps in which the learning rate rises linearly.",
-    "TrainConfig.device": "`auto`, `cpu`, `cuda` or `cuda:N`.",
-    "TrainConfig.log_every": "Steps between lines of `metrics.jsonl`.",
-    "TrainConfig.checkpoint_every": "Steps between checkpoints to resume from.",
-    "TrainConfig.keep_checkpoints": "Checkpoints that are kept.",
-    "EvaluateConfig.batch": "Images in a batch of predictions.",
-    "CertifyConfig.confidence": "1 - delta: how sure the certificate has to be.",
-    "TuneConfig.seed": "Seed of every random draw.",
-    "TuneConfig.template": "As in `[task]` of a round.",
-    "TuneConfig.names": "As in `[task]` of a round.",
-    "TuneConfig.temperature": "tau of the contrastive loss.",
-    "TuneConfig.gamma_pairs": "gamma_1 of its moving averages.",
-}
 
 
 def cell(text: str) -> str:
@@ -121,8 +98,7 @@ def section(model: type[Config], title: str, level: int = 2, skip: tuple[str, ..
     for name, found in schema["properties"].items():
         if name in skip:
             continue
-        described = model.model_fields[name].description or MEANINGS.get(f"{model.__name__}.{name}", "")
-        meaning = cell(prose(described))
+        meaning = cell(prose(model.model_fields[name].description or ""))
         allowed = cell(values(found, definitions))
         lines.append(f"| `{name}` | {allowed} | {default(found, name in schema.get('required', ()))} | {meaning} |")
     return [*lines, ""]

@@ -131,6 +131,17 @@ def read_regular(path: Path, limit: int) -> bytes:
         return content
 
 
+def read_or_empty(path: Path, limit: int, *, what: str = "", expected: str = "", do: str) -> bytes:
+    """:func:`read_regular`, or nothing where there is no such file yet; what cannot be read is the user's to mend."""
+    try:
+        return read_regular(path, limit)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise UserError(f"{what or path} cannot be read", expected=expected, found=found, do=do) from error
+
+
 def _kind_of_file(mode: int) -> str:
     kinds = (
         (stat.S_ISFIFO, "a named pipe"),

@@ -80,15 +80,15 @@ class Tab:
             self._note(message)
 
     def _note(self, message: dict[str, Any]) -> None:
-        method, told = message.get("method"), message.get("params", {})
+        method, answer = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(told["exceptionDetails"])[:500])
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.complaints.append(json.dumps(told["args"])[:500])
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(told["entry"]["text"])
+            self.complaints.append(json.dumps(answer["exceptionDetails"])[:500])
+        elif method == "Runtime.consoleAPICalled" and answer["type"] in ("error", "warning", "assert"):
+            self.complaints.append(json.dumps(answer["args"])[:500])
+        elif method == "Log.entryAdded" and answer["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(answer["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(answer["request"]["url"])
         elif method == "Page.loadEventFired":
             self._loaded = True
 
@@ -115,10 +115,10 @@ class Tab:
 
     def run(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in told:
-            raise AssertionError(json.dumps(told["exceptionDetails"])[:800])
-        return told["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(json.dumps(answer["exceptionDetails"])[:800])
+        return answer["result"].get("value")
 
     def key(self, name: str, code: int) -> None:
         """Press and let go of a key."""
@@ -132,8 +132,8 @@ class Tab:
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """A screenshot."""
-        told = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(told["data"]))
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def pdf(self) -> bytes:
         """The page as it prints."""

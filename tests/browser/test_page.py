@@ -51,8 +51,8 @@ FIRST = """[...document.querySelectorAll('#task-table tbody tr')]
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
-    with browser() as one:
-        yield one
+    with browser() as single:
+        yield single
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +75,52 @@ def test_it_loads_without_a_complaint_and_asks_for_nothing(tab: Tab, page: Path,
     tab.requests.clear()
     tab.open(page, dark=dark)
     assert tab.complaints == []
-    assert [one for one in tab.requests if not one.startswith(("file://", "data:"))] == []
+    assert [request for request in tab.requests if not request.startswith(("file://", "data:"))] == []
     paper = tab.run("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 22, 24)" if dark else "rgb(251, 250, 247)")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_overlaps_or_leaves_the_window(tab: Tab, page: Path, hostile: Path, width: int) -> None:
-    for one in (page, hostile):
-        tab.open(one, width=width)
+    for item in (page, hostile):
+        tab.open(item, width=width)
         assert tab.run("document.documentElement.scrollWidth") <= width
         assert tab.run(OVERLAPS) == []
         assert tab.run(TICKS) == []
+
+
+def test_verdict_and_figures_share_the_width_of_a_screen(tab: Tab, page: Path) -> None:
+    tab.open(page, width=1280)
+    boxes = "['.verdict', '.figures'].map((s) => document.querySelector(s).getBoundingClientRect().toJSON())"
+    verdict, figures = tab.run(boxes)
+    assert figures["left"] >= verdict["right"]
+    assert figures["right"] > 1150
+    assert figures["top"] < verdict["bottom"]
+
+
+def test_no_column_is_cut_at_1280(tab: Tab, page: Path, hostile: Path) -> None:
+    cut = """[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1)
+      .map((e) => `${e.getAttribute('aria-label')}: ${e.scrollWidth} of ${e.clientWidth}`)"""
+    for path in (page, hostile):
+        tab.open(path, width=1280)
+        assert tab.run(cut) == []
+
+
+def test_on_a_telephone_the_verdicts_are_seen_without_scrolling_sideways(tab: Tab, page: Path) -> None:
+    tab.open(page, width=400)
+    assert tab.run("document.querySelector('.verdict h1').getBoundingClientRect().bottom") < 900
+    rights = "[...document.querySelectorAll('#task-table .word')].map((e) => e.getBoundingClientRect().right)"
+    found = tab.run(rights)
+    assert found
+    assert max(found) <= 400
+
+
+def test_advice_comes_before_the_first_plot(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    names = tab.run("[...document.querySelectorAll('section.part')].map((e) => e.id)")
+    assert names[0] == "advice"
+    order = "document.querySelector('#advice table').compareDocumentPosition(document.querySelector('svg'))"
+    assert tab.run(order) & 4  # the plot follows
 
 
 def test_sorting_by_click_and_by_keyboard(tab: Tab, page: Path) -> None:
@@ -94,14 +128,14 @@ def test_sorting_by_click_and_by_keyboard(tab: Tab, page: Path) -> None:
     worst_first = tab.run(FIRST)
     tab.run("document.querySelector('#task-table th[data-sort=text] button').click()")
     assert tab.run(FIRST) == sorted(worst_first)
-    change = "document.querySelectorAll('#task-table thead th')[1]"
+    change = "document.querySelectorAll('#task-table thead th')[2]"
     tab.run(f"{change}.querySelector('button').focus()")
     tab.key("Enter", 13)
     assert tab.run(f"{change}.getAttribute('aria-sort')") == "ascending"
     assert tab.run(FIRST)[0] == worst_first[0]
     tab.key("Enter", 13)
     values = tab.run(
-        "[...document.querySelectorAll('#task-table tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
+        "[...document.querySelectorAll('#task-table tbody tr')].map((r) => Number(r.cells[2].dataset.value))"
     )
     assert values == sorted(values, reverse=True)
 
@@ -116,15 +150,15 @@ def test_searching_hides_rows_and_counts(tab: Tab, page: Path) -> None:
     tab.run(find.replace("task-table", "gallery").replace("'sn'", "'fog'"))
     shown = tab.run("[...document.querySelectorAll('.gallery li')].filter((e) => !e.hidden).map((e) => e.dataset.find)")
     assert shown
-    assert all("fog" in one for one in shown)
+    assert all("fog" in item for item in shown)
 
 
 def test_figures_answer_to_pointer_and_arrow_keys_and_grow(tab: Tab, page: Path) -> None:
     tab.open(page)
     tab.run("document.querySelector('svg.chart').focus()")
     tab.key("ArrowRight", 39)
-    told = tab.run("document.querySelector('.tip').textContent")
-    assert told == tab.run("document.querySelector('svg.chart [data-tip]').dataset.tip")
+    shown = tab.run("document.querySelector('.tip').textContent")
+    assert shown == tab.run("document.querySelector('svg.chart [data-tip]').dataset.tip")
     assert not tab.run("document.querySelector('.tip').hidden")
     tab.key("Enter", 13)
     assert tab.run("document.querySelector('dialog').open")
@@ -135,7 +169,7 @@ def test_figures_answer_to_pointer_and_arrow_keys_and_grow(tab: Tab, page: Path)
 def test_a_series_stands_out(tab: Tab, page: Path) -> None:
     tab.open(page)
     tab.run("document.querySelector('.legend li[data-series]').click()")
-    assert tab.run("document.querySelectorAll('.one.on').length") == 3  # h, u and weight
+    assert tab.run("document.querySelectorAll('.trace.on').length") == 3  # h, u and weight
     assert tab.run("document.querySelectorAll('svg.dim').length") > 0
 
 

@@ -1,4 +1,4 @@
-"""The certificate and its verification; looks at sealed sets."""
+"""The certificate and its verification; queries of sealed sets."""
 
 import json
 from collections.abc import Callable
@@ -43,8 +43,8 @@ def certificate(folder: Path, settings: Settings | None = None) -> Path:
     settings = settings or Settings({"clear": 0.02, "snowy": 0.02})
     paired = read_evidence(files, [])
     assert paired is not None
-    told = report(run_test(paired, settings), confidence=0.95)
-    write_certificate(folder / "certificate.json", settings, told, files)
+    reported = report(run_test(paired, settings), confidence=0.95)
+    write_certificate(folder / "certificate.json", settings, reported, files)
     return folder / "certificate.json"
 
 
@@ -86,8 +86,8 @@ def test_a_verdict_that_does_not_come_out_again(tmp_path: Path) -> None:
     settings = Settings({"clear": 0.02, "snowy": 0.02})
     paired = read_evidence(files, [])
     assert paired is not None
-    told = report(run_test(paired, settings), confidence=0.95)
-    write_certificate(tmp_path / "c.json", settings, {**told, "verdict": "certified"}, files)
+    reported = report(run_test(paired, settings), confidence=0.95)
+    write_certificate(tmp_path / "c.json", settings, {**reported, "verdict": "certified"}, files)
     with pytest.raises(FaultError, match="does not come out again: verdict"):
         verify_certificate(tmp_path / "c.json")
 
@@ -101,7 +101,7 @@ def plan(spec: Spec, queries: int = 1, **more: object) -> SealedClaim:
     return sealed_claim(examples, **arguments)  # type: ignore[arg-type]
 
 
-def look(ledger: Ledger, spec: Spec, sealed: SealedClaim, candidates: dict[str, Spec] | None = None):
+def query(ledger: Ledger, spec: Spec, sealed: SealedClaim, candidates: dict[str, Spec] | None = None):
     table = rows(spec)
     asked: list[str] = []
 
@@ -116,7 +116,7 @@ def look(ledger: Ledger, spec: Spec, sealed: SealedClaim, candidates: dict[str, 
 
 def test_not_passed_tells_one_bit(tmp_path: Path) -> None:
     ledger, sealed = Ledger(tmp_path), plan(BAD, queries=3)
-    outcome, _ = look(ledger, BAD, sealed)
+    outcome, _ = query(ledger, BAD, sealed)
     assert not outcome.passed
     assert outcome.old is None
     assert outcome.reported["verdict"] == "undecided"  # not `regressed`: that would be more than the bit
@@ -129,18 +129,18 @@ def test_not_passed_tells_one_bit(tmp_path: Path) -> None:
 
 def test_spent_set_is_shown_in_full_and_certifies_nothing_more(tmp_path: Path) -> None:
     ledger, sealed = Ledger(tmp_path), plan(BAD, queries=1)
-    outcome, _ = look(ledger, BAD, sealed)
+    outcome, _ = query(ledger, BAD, sealed)
     assert outcome.standing.retired
     assert outcome.reported["verdict"] == "undecided"
     assert outcome.reported["tasks"][0]["lost"] == 30
     with pytest.raises(UndecidedError, match="spent"):
-        look(ledger, GOOD, plan(GOOD, queries=1))
+        query(ledger, GOOD, plan(GOOD, queries=1))
 
 
 def test_sequence_of_candidates(tmp_path: Path) -> None:
     candidates = {"0.25": GOOD, "0.5": {"clear": (500, 5, 5), "snowy": (400, 4, 1)}, "0.75": BAD, "1": GOOD}
     # All candidates flip the same images of one old model: gained 5 and 4.
-    outcome, asked = look(Ledger(tmp_path), GOOD, plan(GOOD), candidates)
+    outcome, asked = query(Ledger(tmp_path), GOOD, plan(GOOD), candidates)
     assert asked == ["0.25", "0.5", "0.75"]
     assert (outcome.passed, outcome.shipped) == (True, "0.5")
     assert outcome.reported["sealed"]["shown"] == "0.5"
@@ -160,7 +160,7 @@ def test_no_candidates_spend_no_look(tmp_path: Path) -> None:
 def test_too_few_images_are_said_before_a_look_is_spent(tmp_path: Path) -> None:
     ledger, sealed = Ledger(tmp_path), plan({"clear": (500, 5, 3), "snowy": (4, 4, 0)})
     with pytest.raises(UndecidedError, match="no outcome could certify snowy") as error:
-        look(ledger, {"clear": (500, 5, 3), "snowy": (4, 4, 0)}, sealed)
+        query(ledger, {"clear": (500, 5, 3), "snowy": (4, 4, 0)}, sealed)
     assert "at least 5 images" in error.value.text()
     assert ledger.standing(sealed.fingerprint) is None
     check_possible(plan(GOOD))
@@ -189,17 +189,17 @@ def test_wrong_predictions_are_found_out(tmp_path: Path) -> None:
 
     ledger, sealed = Ledger(tmp_path), plan(GOOD, queries=2)
     with pytest.raises(HoldfastError, match="not those of the sealed images"):
-        look(ledger, {"clear": (499, 5, 3), "snowy": (400, 4, 1)}, sealed)
+        query(ledger, {"clear": (499, 5, 3), "snowy": (400, 4, 1)}, sealed)
     assert ledger.standing(sealed.fingerprint).queries == 1  # type: ignore[union-attr]
 
 
-def run_folder(root: Path, spec: Spec, looks: int = 1, margin: object = 0.02) -> RunFolder:
+def run_folder(root: Path, spec: Spec, queries: int = 1, margin: object = 0.02) -> RunFolder:
     """A run as `develop` leaves it, as far as certify needs it."""
     run = RunFolder.create(root)
     state = {"status": "done", "root": "..", "parent": "sha256:old", "data": "sha256:data", "fingerprint": "sha256:run"}
     write_json(run.state, state)
     write_json(run.result, {"kept_old": False, "reason": "it lost nothing on dev images"})
-    certify = {"margin": margin, "confidence": 0.95, "query_budget": looks, "target_gain": True}
+    certify = {"margin": margin, "confidence": 0.95, "query_budget": queries, "target_gain": True}
     rest = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
     write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify, **rest})
     table = [{"example_id": row["example_id"], "class": row["task"], "role": "sealed"} for row in rows(spec)]
@@ -218,7 +218,7 @@ def test_certificate_of_a_run(tmp_path: Path) -> None:
     sealed = read_sealed_claim(run, single={"snowy": 0.03})
     assert sealed.settings.margins == {"clear": 0.02, "snowy": 0.03}
     assert sealed.images == {"clear": 500, "snowy": 400, "foggy": 60}
-    outcome, _ = look(ledger, FULL, sealed)
+    outcome, _ = query(ledger, FULL, sealed)
     path = write_run_certificate(run, sealed, outcome, ledger)
     assert path == run.certificate
     held = verify_certificate(run.certificate)

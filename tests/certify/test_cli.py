@@ -36,12 +36,12 @@ class Shell:
 def test_three_verdicts_and_their_exit_codes(shell: Shell, tmp_path: Path) -> None:
     certified = write_csv(tmp_path / "c.csv", rows({"clear": (500, 5, 3), "snowy": (400, 4, 1)}))
     assert shell("certify", "--predictions", certified, "--margin", "0.02", "--confidence", "0.95", "--json") == 0
-    told = shell.json
-    assert (told["verdict"], told["confidence"], told["claim"]) == ("certified", 0.95, "all")
+    reported = shell.json
+    assert (reported["verdict"], reported["confidence"], reported["claim"]) == ("certified", 0.95, "all")
     wanted = {"task", "n", "gained", "lost", "difference", "margin", "p_value", "lower_bound", "verdict", "needed"}
-    assert wanted <= set(told["tasks"][0])
-    assert told["devsafety"]["lower_bound"] >= -0.02
-    assert "It is not P(bad | shipped)" in told["promise"]
+    assert wanted <= set(reported["tasks"][0])
+    assert reported["devsafety"]["lower_bound"] >= -0.02
+    assert "It is not P(bad | shipped)" in reported["promise"]
     regressed = write_csv(tmp_path / "r.csv", rows({"clear": (500, 5, 60), "snowy": (400, 4, 1)}))
     assert shell("certify", "--predictions", regressed, "--margin", "0.02", "--json") == 3
     assert (shell.json["verdict"], shell.json["regressed"]) == ("regressed", ["clear"])
@@ -65,7 +65,7 @@ def test_margin_of_one_task_target_and_claims(shell: Shell, tmp_path: Path) -> N
     path = write_csv(tmp_path / "p.csv", rows(GOOD), "example_id,task,label,old,new")
     arguments = ("certify", "--predictions", path, "--margin", "0.02", "--margin", "snowy=0.05", "--json")
     assert shell(*arguments, "--target", "foggy") == 0
-    assert [one["margin"] for one in shell.json["tasks"]] == [0.02, 0.05]
+    assert [task["margin"] for task in shell.json["tasks"]] == [0.02, 0.05]
     assert shell.json["target"]["margin"] == 0
     for claim, word in (("each", "Hommel"), ("bounds", "Bonferroni"), ("devsafety", "worst change")):
         assert shell(*arguments, "--claim", claim, "--target", "foggy") in (0, 4)
@@ -74,7 +74,7 @@ def test_margin_of_one_task_target_and_claims(shell: Shell, tmp_path: Path) -> N
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--pool", "rare=snowy,foggy", "--json") == 0
     assert shell.json["tasks"][1]["members"] == ["snowy", "foggy"]
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--tasks", "clear", "--json") == 0
-    assert [one["task"] for one in shell.json["tasks"]] == ["clear"]
+    assert [task["task"] for task in shell.json["tasks"]] == ["clear"]
 
 
 def test_two_files_joined(shell: Shell, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_plan(shell: Shell, tmp_path: Path) -> None:
     dev = write_csv(tmp_path / "dev.csv", rows(GOOD))
     assert shell("plan", "--predictions", dev, "--target", "foggy", "--margin", "0.03", "--json") == 0
     assert shell.json["tasks"] == 2
-    assert [one["task"] for one in shell.json["by_task"]] == ["clear", "snowy"]
-    assert shell.json["per_task"] == max(one["per_task"] for one in shell.json["by_task"])
+    assert [item["task"] for item in shell.json["by_task"]] == ["clear", "snowy"]
+    assert shell.json["per_task"] == max(item["per_task"] for item in shell.json["by_task"])
     assert shell("plan", "--predictions", dev, "--images", 300, "--margin", "0.03") == 0
     assert "images needed" in " ".join(shell.out.split())
 

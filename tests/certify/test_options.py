@@ -11,7 +11,7 @@ import pytest
 from holdfast.cli import app
 from tests.certify.helpers import rows, write_csv
 from tests.certify.test_certificate import FULL, run_folder
-from tests.certify.test_cli import Shell, shell  # noqa: F401
+from tests.certify.test_cli import Shell
 
 SPEC = {"clear": (19, 3, 1), "overcast": (18, 2, 2), "snowy": (17, 3, 0), "rainy": (15, 1, 1), "foggy": (14, 5, 0)}
 Outcome = tuple[int, str, tuple[str, ...]]  # exit code, what was printed, what was written
@@ -96,7 +96,7 @@ def checked_pairs(
 
 
 @pytest.fixture
-def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:  # noqa: F811
+def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """A command in a folder of its own: a refusal prints one sentence, and writes nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").write_text("weights")

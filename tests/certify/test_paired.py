@@ -105,7 +105,7 @@ def test_reference_points() -> None:
     ("n", "low", "high"), [(43, 1.68, 1.75), (100, 1.67, 1.70), (500, 1.66, 1.67), (1000, 1.65, 1.68)]
 )
 def test_critical_values(n: int, low: float, high: float) -> None:
-    b, c = (one.ravel() for one in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
+    b, c = (item.ravel() for item in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
     b, c = b[b + c <= n], c[b + c <= n]
     for margin in (0.02, 0.05):
         chosen = accepted(b, c, n, margin)

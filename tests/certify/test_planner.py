@@ -22,7 +22,7 @@ from holdfast.certify.plans import plan_report
 
 def enumerated_power(n: int, margin: float, truth: Truth, level: float) -> float:
     limit = min(n, int(n * truth.discordance + 8 * np.sqrt(n * truth.discordance) + 12))
-    b, c = (one.ravel() for one in np.meshgrid(np.arange(limit + 1), np.arange(limit + 1), indexing="ij"))
+    b, c = (item.ravel() for item in np.meshgrid(np.arange(limit + 1), np.arange(limit + 1), indexing="ij"))
     kept = b + c <= limit
     b, c = b[kept], c[kept]
     chosen = accepted(b, c, n, margin, level)

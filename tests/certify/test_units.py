@@ -61,11 +61,6 @@ def scored(n: int, change: float, deviation: float, seed: int = 0) -> dict[str, 
     }
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
 def write(path: Path, columns: dict[str, list[Any]]) -> Path:
     pa_csv.write_csv(pa.table(columns), path)
     return path

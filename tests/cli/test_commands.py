@@ -95,7 +95,7 @@ def test_a_mistake_in_the_round_is_explained(
     assert code == 2, error
     assert expected in " ".join(error.split())
     assert "Traceback" not in out + error
-    assert not [one for one in (tmp_path / "run").glob("*") if one.name != ".lock"]  # the folder can be used again
+    assert not [path for path in (tmp_path / "run").glob("*") if path.name != ".lock"]  # the folder can be used again
 
 
 def test_a_run_folder_that_is_not_empty_is_refused(holdfast: Any, tmp_path: Path) -> None:
@@ -198,17 +198,17 @@ NOWHERE = ("/dev/zero", "/dev/null", LONG, "", "none")
 @pytest.mark.parametrize(
     "words",
     [
-        *(("develop", one) for one in NOWHERE),
-        *(("tune", one) for one in NOWHERE),
-        *(("bench", one) for one in NOWHERE),
-        *(("compare", one) for one in NOWHERE),
-        *(("verify", one) for one in NOWHERE),
-        *(("report", one) for one in NOWHERE),
-        *(("certify", one) for one in NOWHERE),
-        *(("diagnose", one) for one in NOWHERE),
-        *(("export", one, "out") for one in NOWHERE),
-        *(("evaluate", one, "digits") for one in NOWHERE),
-        *(("track", one, "--to", "tensorboard") for one in NOWHERE),
+        *(("develop", item) for item in NOWHERE),
+        *(("tune", item) for item in NOWHERE),
+        *(("bench", item) for item in NOWHERE),
+        *(("compare", item) for item in NOWHERE),
+        *(("verify", item) for item in NOWHERE),
+        *(("report", item) for item in NOWHERE),
+        *(("certify", item) for item in NOWHERE),
+        *(("diagnose", item) for item in NOWHERE),
+        *(("export", item, "out") for item in NOWHERE),
+        *(("evaluate", item, "digits") for item in NOWHERE),
+        *(("track", item, "--to", "tensorboard") for item in NOWHERE),
         ("compare", "digits", "--jobs", "0"),
         ("bench", "--shape", "tny"),
         ("bench", "--shape", "tiny", "--steps", "0"),

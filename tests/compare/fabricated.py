@@ -49,7 +49,7 @@ def finish(job: Job, worst: int, gain: int, *, test: Comparison | None = None, t
         share = step / 20
         figures = {"dev_safety": worst / 50 * share, "target_gain": gain / 50 * share}
         lines.append({"step": step, "evaluation": {**figures, "train_safety": 0.0, "train_gain": gain / 50}})
-    folder.run.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    folder.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def jobs_of(study: Study, root: Path) -> list[Job]:

@@ -61,9 +61,9 @@ def test_a_changed_study_gets_new_folders_and_logging_does_not(tmp_path: Path) -
 def test_the_folder_does_not_depend_on_where_the_study_lies(tmp_path: Path) -> None:
     base = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
     values = {key: value for key, value in ROUND.items() if key != "model"}
-    one, two = (plan(study(tmp_path, round=values, base=base), tmp_path / name)[0] for name in ("a", "b"))
-    assert one.folder.relative_to(tmp_path / "a") == two.folder.relative_to(tmp_path / "b")
-    assert one.config.model.start == tmp_path / "a" / "base" / "model"
+    first, second = (plan(study(tmp_path, round=values, base=base), tmp_path / name)[0] for name in ("a", "b"))
+    assert first.folder.relative_to(tmp_path / "a") == second.folder.relative_to(tmp_path / "b")
+    assert first.config.model.start == tmp_path / "a" / "base" / "model"
 
 
 def test_other_columns_than_sizes(tmp_path: Path) -> None:
@@ -134,15 +134,15 @@ def test_every_ready_study_plans_without_images(tmp_path: Path) -> None:
     assert counts["places365-dressing-room"] == (5 + 3) * 2 * 5
     assert counts["two-rounds-foggy"] == 2 * counts["two-rounds-overcast"]
     assert {name for name in counts if name.startswith("ablation-")} == {
-        f"ablation-{one}"
-        for one in ("constraint-images", "external-data", "heads", "beta-schedule", "sampled-tasks", "head-rank")
+        f"ablation-{name}"
+        for name in ("constraint-images", "external-data", "heads", "beta-schedule", "sampled-tasks", "head-rank")
     }
 
 
 def test_the_papers_settings_are_in_the_ready_studies(tmp_path: Path) -> None:
     jobs = plan(read_study("bdd100k-tunnel", tmp_path), tmp_path)
     assert {job.row for job in jobs} == {"FLYP", "WCCL", "GEM", "Co2L", "DER", "RM", "Ours"}
-    assert {job.config.method.name for job in jobs} == set(BUILT_IN) - {"finetune", "cross_entropy"}
+    assert {job.config.method.name for job in jobs} == set(BUILT_IN) - {"finetune", "cross_entropy", "refit"}
     ours = next(job.config for job in jobs if job.row == "Ours")
     assert (ours.train.steps, ours.train.batch, ours.train.images_per_task) == (24000, 256, 10)
     assert ours.task.protected == ("highway", "residential", "city street", "parking lot")
@@ -153,6 +153,6 @@ def test_the_papers_settings_are_in_the_ready_studies(tmp_path: Path) -> None:
 
 
 def test_numbers_are_shown_as_the_tables_have_them() -> None:
-    assert [show(one) for one in (100, 1000, 4000, 1500, 0.1, 1e-6, "x")] == [
+    assert [show(item) for item in (100, 1000, 4000, 1500, 0.1, 1e-6, "x")] == [
         "100", "1k", "4k", "1500", "0.1", "1e-06", "x",
     ]  # fmt: skip

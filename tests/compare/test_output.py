@@ -53,7 +53,7 @@ def test_every_format_says_the_same(finished: tuple[Path, dict[str, Table], list
         rows = list(csv.reader(io.StringIO((folder / "tables" / f"{name}.csv").read_text())))
         entries = [entry for group in table.groups for row in group for entry in row if entry.text]
         assert rows[0] == list(table.heading)
-        assert [one for row in rows[1:] for one in row if one] == [entry.text for entry in entries]
+        assert [item for row in rows[1:] for item in row if item] == [entry.text for entry in entries]
         assert all(entry.text in text for entry in entries)
         tree = ElementTree.fromstring(page.replace("<!doctype html>", "").replace('<meta charset="utf-8">', ""))
         assert ["".join(cell.itertext()) for cell in tree.iter("td") if "".join(cell.itertext())] == [
@@ -114,9 +114,9 @@ def test_curves_are_averaged_over_the_steps_that_every_seed_has() -> None:
     from holdfast.compare.records import Curve
 
     names = ("dev_safety", "target_gain", "train_safety", "train_gain")
-    one = Curve(np.array([0, 10, 20]), {name: np.array([0.0, 0.2, 0.4]) for name in names})
-    two = Curve(np.array([0, 20]), {name: np.array([0.0, 0.2]) for name in names})
-    axis = figures.curves({"Ours": [one, two]}, 10).axes[0]
+    first = Curve(np.array([0, 10, 20]), {name: np.array([0.0, 0.2, 0.4]) for name in names})
+    second = Curve(np.array([0, 20]), {name: np.array([0.0, 0.2]) for name in names})
+    axis = figures.curves({"Ours": [first, second]}, 10).axes[0]
     line = axis.get_lines()[1]
     assert line.get_xdata().tolist() == [0, 2]  # type: ignore[union-attr]
     assert line.get_ydata().tolist() == pytest.approx([0, 30])  # type: ignore[union-attr]

@@ -54,11 +54,11 @@ def weights(job: Job) -> dict[str, str]:
 
 def test_a_study_from_its_file_to_its_tables(tmp_path: Path) -> None:
     found = study(tmp_path)
-    said: list[str] = []
-    result = run_study(found, tmp_path / "out", run_here, said.append)
+    lines: list[str] = []
+    result = run_study(found, tmp_path / "out", run_here, lines.append)
     jobs = plan(found, tmp_path / "out")
     assert (result.jobs, result.failed) == (len(jobs), []) == (4, [])
-    assert sum(line.startswith("[") for line in said) == 4
+    assert sum(line.startswith("[") for line in lines) == 4
     assert {path.name for path in result.files} >= {
         "results.txt",
         "results.tex",
@@ -193,9 +193,9 @@ def test_processes_do_what_one_process_does_and_one_that_dies_takes_its_job_only
     found = study(tmp_path, seeds=[0, 1])
     run_jobs(plan(found, tmp_path / "here"), run_here, silent)
     assert run_jobs(plan(found, tmp_path / "there"), LocalRunner(2), silent) == []
-    for here, there in zip(plan(found, tmp_path / "here"), plan(found, tmp_path / "there"), strict=True):
-        assert weights(here) == weights(there)
-        assert JobFolder(here.folder).read().dev == JobFolder(there.folder).read().dev
+    for here, elsewhere in zip(plan(found, tmp_path / "here"), plan(found, tmp_path / "there"), strict=True):
+        assert weights(here) == weights(elsewhere)
+        assert JobFolder(here.folder).read().dev == JobFolder(elsewhere.folder).read().dev
 
     long = {**VALUES["round"], "train": {**VALUES["round"]["train"], "steps": 400}, "evaluate": {"every": 400}}
     slow = study(tmp_path, round=long, methods=[{"name": "rm", "label": "RM"}], seeds=[0, 1])
@@ -204,7 +204,7 @@ def test_processes_do_what_one_process_does_and_one_that_dies_takes_its_job_only
     def kill_one() -> None:
         while not (jobs[0].folder / "metrics.jsonl").exists():
             time.sleep(0.05)
-        victim = next(one for one in multiprocessing.active_children() if one.pid is not None)
+        victim = next(child for child in multiprocessing.active_children() if child.pid is not None)
         os.kill(victim.pid or 0, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
@@ -229,6 +229,6 @@ def test_the_same_study_on_a_local_ray(tmp_path: Path) -> None:
     assert {choice.row for choice in result.choices} == {"RM", "WiSE-FT"}
     here = study(tmp_path)
     run_jobs(plan(here, tmp_path / "here"), run_here, silent)
-    there = [job for job in plan(found, tmp_path / "ray") if job.row != "broken"]
-    for one, other in zip(plan(here, tmp_path / "here"), there, strict=True):
-        assert JobFolder(one.folder).read().dev == JobFolder(other.folder).read().dev
+    elsewhere = [job for job in plan(found, tmp_path / "ray") if job.row != "broken"]
+    for item, other in zip(plan(here, tmp_path / "here"), elsewhere, strict=True):
+        assert JobFolder(item.folder).read().dev == JobFolder(other.folder).read().dev

@@ -29,8 +29,8 @@ def flat(value: Tensor, parameters: list[Tensor]) -> Tensor:
     found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
     return torch.cat(
         [
-            (torch.zeros_like(one) if gradient is None else gradient).flatten()
-            for gradient, one in zip(found, parameters, strict=True)
+            (torch.zeros_like(parameter) if gradient is None else gradient).flatten()
+            for gradient, parameter in zip(found, parameters, strict=True)
         ]
     )
 

@@ -36,7 +36,7 @@ def test_sets_are_disjoint_and_complete(scenes: Path) -> None:
     assert data.tasks.classes == ("cat", "dog", "owl")
     assert data.tasks.prompts[2] == ("a photo of an owl",)
     sets = [data.target.ids, data.constraint.ids, data.dev.ids, data.open_test().ids, data.open_sealed().ids]
-    everything = [one for ids in sets for one in ids]
+    everything = [identity for ids in sets for identity in ids]
     assert len(everything) == len(set(everything))
     assert sorted(data.open_sealed().ids) == list(data.sealed_ids)
     base = sum(role == "base" for role in made.roles["role"].to_pylist())
@@ -136,7 +136,7 @@ def test_corrupt_images_are_skipped_up_to_the_limit(scenes: Path, tmp_path: Path
         run(tmp_path / "s", bad_image_limit=0.0)
     made = run(tmp_path / "s", bad_image_limit=0.3)
     assert count_problems(made.problems).get("unreadable", 0) >= 1
-    bad = {one.where for one in made.problems}
+    bad = {problem.where for problem in made.problems}
     used = set(made.data.constraint.ids) | set(made.data.target.ids) | set(made.data.dev.ids)
     assert not used & {row["example_id"] for row in made.roles.to_pylist() if row["locator"] in bad}
 
@@ -196,7 +196,7 @@ def test_labelled(scenes: Path) -> None:
     problems: list[object] = []
     found = labelled(source, ("owl", "cat"), problems=problems, **common)  # type: ignore[arg-type]
     assert list(np.bincount(found.labels)) == [30, 40]
-    assert [str(one) for one in problems] == ["class left out: dog"]
+    assert [str(problem) for problem in problems] == ["class left out: dog"]
     base = labelled(source, ("cat", "dog"), roles=[Role.BASE], roles_config=RolesConfig(base=5), **common)
     assert list(np.bincount(base.labels)) == [5, 5]
     with pytest.raises(UserError, match="did you mean 'owl'"):

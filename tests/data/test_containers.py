@@ -57,7 +57,7 @@ def test_plain_bytes_captions_and_globs(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / f"part{part}.parquet")
     found = list_source(SourceConfig(kind="parquet", path=tmp_path / "part*.parquet"), Path())
     first = found.entries[:3]
-    assert [(one.caption, one.label, one.split) for one in first] == [
+    assert [(item.caption, item.label, item.split) for item in first] == [
         ("one", "a", "val"),
         ("two", "a", "val"),
         (None, None, None),

@@ -116,7 +116,7 @@ def test_a_folder_of_odd_files(tmp_path: Path, tried: Tried) -> None:
     assert "cat/pipe.jpg (a named pipe, not a regular file)" in text
     found = read(tmp_path / "in")
     assert len(found) == 5
-    assert {Path(one.where).name: one.detail for one in found.problems} == reasons
+    assert {Path(problem.where).name: problem.detail for problem in found.problems} == reasons
     store = pack(SourceConfig(path=tmp_path / "in"), tmp_path / "store", size=8, limit=1.0)
     assert (store.rows, store.header["examples"]) == (10, 5)
     tried("bad inputs", 3 * len(reasons))
@@ -150,13 +150,13 @@ def test_a_source_that_is_no_regular_file(tmp_path: Path, name: str, make: str, 
     else:
         sparse(path)
 
-    def look_at_it() -> None:
+    def inspect() -> None:
         if name == "t.json":
             count_labels(path, "weather")
         list_source(guess_source(str(tmp_path if name.startswith("categories") else path)), Path())
 
     with pytest.raises(UserError) as raised:
-        look_at_it()
+        inspect()
     assert str(path) in str(raised.value) or "no source" in str(raised.value)
     tried("bad inputs")
 
@@ -433,7 +433,7 @@ def test_a_row_that_is_larger_than_any_picture(tmp_path: Path, tried: Tried) -> 
     large = bytes(MAX_BYTES + 1)
     write_table(tmp_path / "a.parquet", {"image": [large, PICTURES[0]]}, compression="zstd")
     found = read(tmp_path / "a.parquet", "parquet")
-    assert [one.detail for one in found.problems] == [f"larger than {MAX_BYTES:,} bytes"]
+    assert [problem.detail for problem in found.problems] == [f"larger than {MAX_BYTES:,} bytes"]
     assert len(found) == 1
     tried("bad inputs")
 
@@ -446,7 +446,7 @@ def test_a_row_group_that_unpacks_to_any_size(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "a.parquet").stat().st_size < 10_000
     before = pa.total_allocated_bytes()
     found = read(tmp_path / "a.parquet", "parquet")
-    assert {one.detail for one in found.problems} == {f"in a row group of more than {64 << 20:,} bytes"}
+    assert {problem.detail for problem in found.problems} == {f"in a row group of more than {64 << 20:,} bytes"}
     assert pa.total_allocated_bytes() - before < 64 << 20
     tried("bad inputs")
 
@@ -556,7 +556,7 @@ def test_headers_that_cannot_be_read(tmp_path: Path, ends: None, tried: Tried) -
         [header("pax", 9, b"x"), b"0 path=x\n", header("z.jpg", 0)],
         [
             header("pax", 300, b"x"),
-            b"".join(record(*one) for one in fields.items()).ljust(300, b"\0"),
+            b"".join(record(*item) for item in fields.items()).ljust(300, b"\0"),
             header("z.jpg", 0),
         ],
         [header("pax", 26, b"x"), record("GNU.sparse.map", "0,1,x"), header("z.jpg", 0)],

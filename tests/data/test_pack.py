@@ -43,11 +43,11 @@ def source(path: Path, **options: object) -> SourceConfig:
 def test_same_pixels_byte_for_byte(scenes: Path, tmp_path: Path) -> None:
     for size, interpolation in ((24, "bicubic"), (17, "bilinear")):
         store = pack(source(scenes), tmp_path / f"s{size}", size=size, interpolation=interpolation)
-        direct, packed = (catalogue([one], Path()) for one in (source(scenes), guess_source(str(store.path))))
+        direct, packed = (catalogue([item], Path()) for item in (source(scenes), guess_source(str(store.path))))
         for name in ("example_id", "class", "caption", "split", "locator"):
             assert direct.column(name) == packed.column(name)
         rows = np.arange(len(direct))
-        first, second = (gather(one, rows, size, interpolation) for one in (direct, packed))
+        first, second = (gather(item, rows, size, interpolation) for item in (direct, packed))
         assert isinstance(store.pixels, PackedPixels)
         assert np.array_equal(first.pixels.read(first.rows).numpy(), second.pixels.read(second.rows).numpy())
         assert np.array_equal(store.array[second.rows], first.pixels.read(first.rows).numpy())
@@ -59,15 +59,15 @@ def test_a_round_reads_the_store_and_nothing_else(scenes: Path, tmp_path: Path) 
     pack(source(tmp_path / "copy"), tmp_path / "store", size=16)
     task = TaskConfig(target="owl")
 
-    def run(one: SourceConfig) -> object:
-        return assemble(DataConfig(source=one), task, size=16, interpolation="bicubic", seed=3, root=Path())
+    def run(source_config: SourceConfig) -> object:
+        return assemble(DataConfig(source=source_config), task, size=16, interpolation="bicubic", seed=3, root=Path())
 
     direct = run(source(tmp_path / "copy"))
     shutil.rmtree(tmp_path / "copy")
     packed = run(source(tmp_path / "store", kind="pack"))
     assert direct.fingerprint == packed.fingerprint  # type: ignore[attr-defined]
     for name in ("constraint", "dev", "target"):
-        first, second = (getattr(one.data, name) for one in (direct, packed))  # type: ignore[attr-defined]
+        first, second = (getattr(item.data, name) for item in (direct, packed))  # type: ignore[attr-defined]
         assert first.ids == second.ids
         assert np.array_equal(first.images().numpy(), second.images().numpy())
     packed.check_leaks()  # type: ignore[attr-defined]
@@ -99,7 +99,9 @@ def test_captions_share_a_row_and_broken_pictures_have_none(tmp_path: Path) -> N
     store = pack(table, tmp_path / "store", size=8, limit=0.1)  # goes on with what is there
     assert (store.rows, len(store.index), store.header["examples"]) == (30, 58, 29)
     found = catalogue([guess_source(str(tmp_path / "store"))], Path())
-    assert [str(one) for one in found.problems] == [f"unreadable: {tmp_path}/3.jpg (no picture in a known format)"]
+    assert [str(problem) for problem in found.problems] == [
+        f"unreadable: {tmp_path}/3.jpg (no picture in a known format)"
+    ]
 
 
 def test_broken_pictures_are_read_again_when_they_were_mended(tmp_path: Path) -> None:
@@ -132,10 +134,10 @@ def test_buffers_are_used_again_and_never_while_they_are_held(tmp_path: Path) ->
     pixels = PackedPixels(tmp_path / "p.bin", 64, 8)
     held = [pixels.read(np.arange(n, n + 8)) for n in range(0, 40, 8)]
     part = pixels.read(np.arange(40, 48))[2]  # a view of a batch holds the whole batch
-    addresses = {one.data_ptr() for one in held}
+    addresses = {item.data_ptr() for item in held}
     assert len(addresses) == 5
-    for n, one in enumerate(held):
-        assert np.array_equal(one.numpy(), expected[8 * n : 8 * n + 8])
+    for n, item in enumerate(held):
+        assert np.array_equal(item.numpy(), expected[8 * n : 8 * n + 8])
     held.clear()
     gc.collect()
     again = pixels.read(np.arange(8))
@@ -230,7 +232,7 @@ def test_leaks_between_a_store_and_files(scenes: Path, tmp_path: Path) -> None:
     shutil.copy(scenes / "test/owl/0002.jpg", tmp_path / "new/same.jpg")
     first = pictures_of(catalogue([source(tmp_path / "new")], Path()))
     second = pictures_of(catalogue([source(tmp_path / "store", kind="pack")], Path()))
-    found = {(first.names[one.a][-8:], second.names[one.b][-12:], one.kind) for one in find_leaks(first, second)}
+    found = {(first.names[leak.a][-8:], second.names[leak.b][-12:], leak.kind) for leak in find_leaks(first, second)}
     assert found == {("copy.png", "cat/0004.jpg", "near"), ("same.jpg", "owl/0002.jpg", "exact")}
 
 

@@ -162,8 +162,8 @@ def test_readable_prompts(name: str, prompt: str) -> None:
 def test_articles_follow_the_sound() -> None:
     with_an = "hour", "honest man", "umbrella", "unimportant thing", "unidentified object", "apple", "urban canal"
     with_a = "university", "unicorn", "one-way street", "European city", "user", "utopia", "house", "yacht"
-    assert {article(one) for one in with_an} == {"an "}
-    assert {article(one) for one in with_a} == {"a "}
+    assert {article(item) for item in with_an} == {"an "}
+    assert {article(item) for item in with_a} == {"a "}
     assert fill("A {} at night", "owl") == "An owl at night"
     assert fill("data {}", "owl") == "data owl"
 

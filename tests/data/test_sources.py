@@ -90,7 +90,7 @@ def test_tables(tmp_path: Path) -> None:
         tmp_path / "a.csv", 'filepath,title,label,split\n0.jpg,"a cat, asleep",cat,train\n1.jpg,,dog,\n'
     )
     entries = list_source(with_commas, Path()).entries
-    assert [(one.label, one.caption, one.split) for one in entries] == [
+    assert [(entry.label, entry.caption, entry.split) for entry in entries] == [
         ("cat", "a cat, asleep", "train"),
         ("dog", None, None),
     ]

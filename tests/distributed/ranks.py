@@ -116,14 +116,14 @@ def run(
     data = round_data()
     method = method_of(name, data)
 
-    def look(done: int, method: Method) -> dict[str, Any]:
+    def evaluate(done: int, method: Method) -> dict[str, Any]:
         if done == die_after and runtime.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        assert all(type(one) is nn.Parameter for one in method.model.parameters())  # whole, sharded or not
-        return {"checksum": sum(float(one.detach().sum()) for one in method.model.parameters())}
+        assert all(type(parameter) is nn.Parameter for parameter in method.model.parameters())  # whole, sharded or not
+        return {"checksum": sum(float(parameter.detach().sum()) for parameter in method.model.parameters())}
 
     run_folder = None if folder is None else RunFolder(folder)
-    train(method, data, plan_of(name, **changes), runtime, run_folder, look)
+    train(method, data, plan_of(name, **changes), runtime, run_folder, evaluate)
     return method
 
 
@@ -131,10 +131,10 @@ def held(name: str, runtime: Runtime) -> tuple[int, int, int]:
     """How many weights there are; how many of them this rank holds in shards, and how many in the model itself."""
     method = method_of(name, round_data())
     model = method.model
-    everything = sum(one.numel() for one in model.parameters())
+    everything = sum(parameter.numel() for parameter in model.parameters())
     place(method, plan_of(name, shard="full").config, runtime)
-    parts = [one.to_local() if isinstance(one, DTensor) else one for one in method.parameters()]
-    return everything, sum(one.numel() for one in parts), sum(one.numel() for one in model.parameters())
+    parts = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in method.parameters()]
+    return everything, sum(part.numel() for part in parts), sum(parameter.numel() for parameter in model.parameters())
 
 
 def meet(rank: int, world: int, meeting: str) -> Runtime:

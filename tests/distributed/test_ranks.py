@@ -47,8 +47,8 @@ def compare(tmp_path: Path, names: list[str], world: int, **options: Any) -> Non
         state = method.state_dict()
         moved = [(state[f"model.{key}"] - value).abs().max() for key, value in untouched.items() if value.numel()]
         assert max(moved) > 1e-3  # twenty steps that go somewhere
-        for there in ranks:
-            assert_same(there[name], state)
+        for on_rank in ranks:
+            assert_same(on_rank[name], state)
 
 
 def test_two_ranks_are_one_after_twenty_steps(tmp_path: Path) -> None:
@@ -91,5 +91,5 @@ def test_a_run_begun_alone_goes_on_with_three_ranks(tmp_path: Path) -> None:
     first = checkpoints.latest(folder.checkpoints, "sha256:test")
     assert first is not None
     assert first.step < STEPS
-    for there in together(tmp_path, ["holdfast"], world=3, folder=folder.root):
-        assert_same(there["holdfast"], whole.state_dict())
+    for on_rank in together(tmp_path, ["holdfast"], world=3, folder=folder.root):
+        assert_same(on_rank["holdfast"], whole.state_dict())

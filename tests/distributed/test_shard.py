@@ -58,8 +58,8 @@ def test_a_killed_rank_takes_its_shard_with_it_and_one_rank_goes_on_from_the_las
     assert_same(finished.state_dict(), run("holdfast", ALONE, alone.root).state_dict())
     # What was looked at on the way, by two ranks up to step 8, was the whole model.
     seen, expected = (
-        [record["evaluation"]["checksum"] for record in read_jsonl(one.metrics) if "evaluation" in record]
-        for one in (folder, alone)
+        [record["evaluation"]["checksum"] for record in read_jsonl(item.metrics) if "evaluation" in record]
+        for item in (folder, alone)
     )
     assert len(seen) == STEPS
     assert seen == pytest.approx(expected, rel=1e-10)
@@ -76,8 +76,8 @@ def test_a_run_begun_alone_goes_on_with_three_shards_and_ends_alone(tmp_path: Pa
     whole = run("holdfast", ALONE, folder.root, keep_checkpoints=9)
     keep_first(1)
     assert checkpoints.newest(folder.checkpoints) == 8
-    for there in together(tmp_path, ["holdfast"], world=3, folder=folder.root, shard="full", keep_checkpoints=9):
-        assert_same(there["holdfast"], whole.state_dict())
+    for on_rank in together(tmp_path, ["holdfast"], world=3, folder=folder.root, shard="full", keep_checkpoints=9):
+        assert_same(on_rank["holdfast"], whole.state_dict())
     keep_first(2)
     assert checkpoints.newest(folder.checkpoints) == 16  # written by three ranks
     assert_same(run("holdfast", ALONE, folder.root).state_dict(), whole.state_dict())
@@ -95,8 +95,8 @@ def group(tmp_path: Path) -> Generator[Runtime]:
 def test_units_are_the_blocks_of_both_towers() -> None:
     towers = load_towers("tiny")
     found = list(blocks(towers))
-    assert [type(one).__name__ for one in found] == ["OpenBlock"] * 4  # two a tower, and no layer inside them
-    assert len({id(one) for one in found}) == 4
+    assert [type(item).__name__ for item in found] == ["OpenBlock"] * 4  # two a tower, and no layer inside them
+    assert len({id(item) for item in found}) == 4
 
 
 def test_a_state_comes_back_whole_and_goes_in_again(group: Runtime) -> None:
@@ -107,8 +107,8 @@ def test_a_state_comes_back_whole_and_goes_in_again(group: Runtime) -> None:
     weights = place(method, config, group)
     assert isinstance(weights, Sharded)
     optimizer = build_optimizer(config, weights.named, group.device)
-    for one in weights.parameters:
-        one.grad = torch.ones_like(one)
+    for parameter in weights.parameters:
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     state = weights.state(optimizer)
     assert state is not None
@@ -117,20 +117,20 @@ def test_a_state_comes_back_whole_and_goes_in_again(group: Runtime) -> None:
     assert moved == [name for name, _ in weights.named]
 
     other = method_of("holdfast", data)
-    there = place(other, config, group)
-    again = build_optimizer(config, there.named, group.device)
-    there.load(again, *state)
-    back = there.state(again)
+    on_rank = place(other, config, group)
+    again = build_optimizer(config, on_rank.named, group.device)
+    on_rank.load(again, *state)
+    back = on_rank.state(again)
     assert back is not None
     assert_same(back[0], state[0])
     for index, values in state[1]["state"].items():
         assert values["exp_avg"].abs().sum() > 0
         assert_same(back[1]["state"][index], values)
 
-    with weights.looked_at() as looked:
-        assert looked.model is model
-        assert all(type(one) is nn.Parameter for one in model.parameters())
-        assert_same(looked.state_dict(), state[0])
+    with weights.whole() as filled:
+        assert filled.model is model
+        assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+        assert_same(filled.state_dict(), state[0])
     assert method.model is not model
     weights.end()
     assert method.model is model
@@ -151,28 +151,28 @@ def test_gradients_of_terms_are_those_of_the_graph(group: Runtime) -> None:
         assert weights.sharded is (shard == "full")
         output: Any = weights.module(batch)
         found = [weights.gradient_of(part) for part in output.parts.values()]
-        for one in weights.parameters:
-            one.grad = torch.ones_like(one)
+        for parameter in weights.parameters:
+            parameter.grad = torch.ones_like(parameter)
         found.append(weights.gradient_of(output.parts["target"]))  # what stands in .grad is left alone
         assert bool((weights.gradient() == 1).all())
-        for one in weights.parameters:
-            one.grad = None
+        for parameter in weights.parameters:
+            parameter.grad = None
         output.surrogate.backward()
         found.append(weights.gradient())
         weights.put_gradient(2 * weights.gradient())
         return [*found, weights.gradient(), weights.norm()]
 
     whole, sharded = gradients("none"), gradients("full")
-    assert min(float(one.norm()) for one in whole) > 0
+    assert min(float(item.norm()) for item in whole) > 0
     for expected, found in zip(whole, sharded, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_trained_number_cannot_be_shared_out(group: Runtime) -> None:
     method = method_of("rm", round_data())
-    for name, one in method.named_parameters():
+    for name, item in method.named_parameters():
         if "logit_scale" in name:
-            one.requires_grad_(True)
+            item.requires_grad_(True)
     with pytest.raises(UserError, match=r"cannot share out model\.towers\.model\.logit_scale(.|\n)*single number"):
         place(method, plan_of("rm", shard="full").config, group)
 

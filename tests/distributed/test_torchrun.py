@@ -82,15 +82,17 @@ def test_tune_develop_and_bench_on_two_ranks_with_sharded_weights(tmp_path: Path
     (tmp_path / "ROUND.toml").write_text(ROUND)
     assert command(tmp_path, "tune", "TUNE.toml", "-q", ranks=2).count("runs/TUNE/model") == 1
     command(tmp_path, "develop", "ROUND.toml", "--anyway", "--out", "alone", "-q")
-    said = command(tmp_path, "develop", "ROUND.toml", "--anyway", "--out", "sharded", "-q", "--shard", "full", ranks=2)
-    assert said.count("Model in sharded/model") == 1  # the first rank speaks for all
+    output = command(
+        tmp_path, "develop", "ROUND.toml", "--anyway", "--out", "sharded", "-q", "--shard", "full", ranks=2
+    )
+    assert output.count("Model in sharded/model") == 1  # the first rank speaks for all
     alone, sharded = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "sharded")
     assert read_json(sharded.config)["train"]["shard"] == "full"
-    one, two = read_json(alone.result), read_json(sharded.result)
+    first, second = read_json(alone.result), read_json(sharded.result)
     for name in ("chosen", "kept_old", "blocked_by", "frontier"):
-        assert one[name] == two[name], name
+        assert first[name] == second[name], name
     names = sorted(path.name for path in (alone.root / "predictions").iterdir())
-    assert len(names) >= 7  # old, two looks, two walks back on dev; old and new on test
+    assert len(names) >= 7  # old, two checkpoints, two interpolations on dev; old and new on test
     for name in names:
         left, right = (read_predictions(run.root / "predictions" / name) for run in (alone, sharded))
         assert left["prediction"].equals(right["prediction"]), name

@@ -55,7 +55,7 @@ def problem() -> tuple[list[LossParts], dict[str, list[nn.Parameter]], list[Tens
         model.zero_grad()
         functional.cross_entropy(model[2](model[1](model[0](data[k]))), torch.full((12,), k)).backward()
         dense.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for g in groups.values() for p in g])
-    rows = [torch.cat([one.flatten() for one in gradient]) for gradient in dense]
+    rows = [torch.cat([item.flatten() for item in gradient]) for gradient in dense]
     return [loss(k) for k in range(M + 1)], groups, rows
 
 
@@ -154,14 +154,14 @@ def test_the_conflict_against_a_general_solver(seed: int) -> None:
     best = minimize(squared, np.ones(M), bounds=[(0, None)] * M, tol=1e-14, options={"maxiter": 10_000})
     found = conflict(gram, NAMES[:M])
     assert found.free_share == pytest.approx(best.fun / gram[0, 0], abs=1e-6)
-    assert sum(one.taken_back for one in found.obstacles) + found.free_share == pytest.approx(1)
-    assert [one.taken_back for one in found.obstacles] == sorted(
-        (one.taken_back for one in found.obstacles), reverse=True
+    assert sum(obstacle.taken_back for obstacle in found.obstacles) + found.free_share == pytest.approx(1)
+    assert [obstacle.taken_back for obstacle in found.obstacles] == sorted(
+        (obstacle.taken_back for obstacle in found.obstacles), reverse=True
     )
-    for one in found.obstacles:
-        k = NAMES.index(one.task) + 1
+    for obstacle in found.obstacles:
+        k = NAMES.index(obstacle.task) + 1
         cosine = gradients[0] @ gradients[k] / np.linalg.norm(gradients[0]) / np.linalg.norm(gradients[k])
-        assert one.cosine == pytest.approx(cosine)
+        assert obstacle.cosine == pytest.approx(cosine)
 
 
 def test_words_for_a_way_that_is_open_and_one_that_is_shut() -> None:
@@ -172,7 +172,7 @@ def test_words_for_a_way_that_is_open_and_one_that_is_shut() -> None:
     gradients[1] = -gradients[0] * 3
     shut = conflict(gradients @ gradients.T, ["clear", "snowy"])
     assert shut.free_share == pytest.approx(0, abs=1e-12)
-    assert [one.task for one in shut.obstacles] == ["clear"]
+    assert [obstacle.task for obstacle in shut.obstacles] == ["clear"]
     assert "'clear' stands in the way of 'foggy'" in shut.sentence("foggy")
     assert "cosine -1.00" in shut.sentence("foggy")
     vanished = np.zeros((3, 3))
@@ -224,7 +224,7 @@ def test_diagnosis_of_a_classifier(model: Classifier) -> None:
         images = model.preprocess.normalise(examples.images(examples.of_class(label)))
         loss = functional.cross_entropy(model.logits(images), torch.full((6,), label))
         assert float(loss.detach()) == pytest.approx(float(sum(part.detach() for part in losses[label]())), rel=1e-5)
-        rows.append(torch.cat([one.flatten().double() for one in torch.autograd.grad(loss, [*shared, *heads])]))
+        rows.append(torch.cat([item.flatten().double() for item in torch.autograd.grad(loss, [*shared, *heads])]))
     stacked = torch.stack([rows[-1], *rows[:-1]])
     np.testing.assert_allclose(found.gram, (stacked @ stacked.T).numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.h, [0.01 * k for k in range(M)], atol=1e-5)

@@ -82,9 +82,9 @@ def test_measures_against_naive_versions(models: tuple[list[Row], list[Row]]) ->
     assert per_task_accuracy(before) == pytest.approx(accuracy)
     assert per_task_loss(before) == pytest.approx(loss)
     found = changes(before, after)
-    assert {task: one.accuracy_change for task, one in found.items()} == pytest.approx(accuracy_change, abs=1e-12)
-    assert {task: one.loss_change for task, one in found.items()} == pytest.approx(loss_change, abs=1e-9)
-    assert {task: (one.gained, one.lost) for task, one in found.items()} == {
+    assert {task: item.accuracy_change for task, item in found.items()} == pytest.approx(accuracy_change, abs=1e-12)
+    assert {task: item.loss_change for task, item in found.items()} == pytest.approx(loss_change, abs=1e-9)
+    assert {task: (item.gained, item.lost) for task, item in found.items()} == {
         task: (gained[task], lost[task]) for task in TASKS
     }
     compared = compare(before, after, "foggy")
@@ -147,13 +147,13 @@ safeties = st.sampled_from([-0.2, -0.01, 0.0, 0.01])
 @settings(deadline=None)
 @given(st.lists(st.tuples(safeties, st.sampled_from([-0.1, 0.0, 0.2, 0.5])), min_size=1, max_size=8))
 def test_the_choice_of_a_checkpoint(candidates: list[tuple[float, float]]) -> None:
-    chosen = choose_checkpoint([one[0] for one in candidates], [one[1] for one in candidates])
-    safe = [one for one in candidates if one[0] >= 0]
+    chosen = choose_checkpoint([candidate[0] for candidate in candidates], [candidate[1] for candidate in candidates])
+    safe = [candidate for candidate in candidates if candidate[0] >= 0]
     if safe:
         assert candidates[chosen][0] >= 0
-        assert candidates[chosen][1] == max(one[1] for one in safe)
+        assert candidates[chosen][1] == max(item[1] for item in safe)
     else:
-        assert candidates[chosen][0] == max(one[0] for one in candidates)
+        assert candidates[chosen][0] == max(candidate[0] for candidate in candidates)
     assert candidates.index(candidates[chosen]) == chosen
 
 

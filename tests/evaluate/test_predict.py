@@ -95,7 +95,7 @@ def test_the_commands(classifier: Classifier, tmp_path: Path) -> None:
     result = json.loads(run.stdout)
     table = read_predictions(out)
     assert result["examples"] == len(table) == 537
-    assert {name: one["accuracy"] for name, one in result["tasks"].items()} == pytest.approx(per_task_accuracy(table))
+    assert {name: item["accuracy"] for name, item in result["tasks"].items()} == pytest.approx(per_task_accuracy(table))
     shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run" / "model"), "digits", "--out", str(out)])
     assert all(name in shown.stdout for name in CLASSES)
     exported = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out")])

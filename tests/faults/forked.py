@@ -140,7 +140,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for path, name in names.items() if not name.startswith(SKIPPED)}
 
 
-def looks(ledger: Path) -> list[Any]:
+def ledger_events(ledger: Path) -> list[Any]:
     """The ledger's events, without their times."""
     sets = [Ledger(ledger).entries(f"sha256:{path.stem}") for path in sorted(ledger.glob("*.jsonl"))]
     return [[(entry["event"], entry.get("number"), entry.get("passed")) for entry in entries] for entries in sets]
@@ -150,8 +150,8 @@ def differences(kind: Develop, whole: Path, parts: Path) -> list[str]:
     """In what a run that was killed and went on differs from one that was not."""
     ours, theirs = contents(kind.run(parts)), contents(kind.run(whole))
     different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if looks(kind.ledger(parts)) != looks(kind.ledger(whole)):
-        different.append(f"ledger: {looks(kind.ledger(parts))}")
+    if ledger_events(kind.ledger(parts)) != ledger_events(kind.ledger(whole)):
+        different.append(f"ledger: {ledger_events(kind.ledger(parts))}")
     if in_child(lambda: kind.check(parts)) != 0:
         different.append("check")
     return different
@@ -211,7 +211,7 @@ def main(name: str, folder: Path, every: int) -> dict[str, Any]:
             parts = folder / "parts"
             shutil.copytree(begun, parts)
             assert in_child(lambda: kind.again(parts), kill_at=point) == -signal.SIGKILL  # noqa: B023
-            ended = [entry[-1][0] for entry in looks(kind.ledger(parts)) if entry]
+            ended = [entry[-1][0] for entry in ledger_events(kind.ledger(parts)) if entry]
             if torn and "query" not in ended:  # a line that its writer saw whole is not torn afterwards
                 shutil.rmtree(parts)
                 continue

@@ -71,7 +71,7 @@ def start() -> Generator[Start]:
 
 def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> None:
     while process.poll() is None:
-        if metrics.exists() and any(one["step"] >= step for one in read_jsonl(metrics)):
+        if metrics.exists() and any(item["step"] >= step for item in read_jsonl(metrics)):
             return
         time.sleep(0.005)
     error = process.stderr.read().decode() if process.stderr and process.poll() is not None else ""
@@ -80,7 +80,7 @@ def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) ->
 
 def records(run: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in one.items() if key != "images_per_second"} for one in lines]
+    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines]
 
 
 def test_killed_and_resumed_ends_with_the_same_bits(start: Start, tmp_path: Path) -> None:

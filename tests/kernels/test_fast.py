@@ -19,7 +19,8 @@ from holdfast.methods.cross_entropy import CrossEntropyConfig
 from holdfast.methods.holdfast import Holdfast, HoldfastConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.compute import ComputeMode, computing
-from holdfast.model.openclip import TINY, OpenClipTowers, load_towers
+from holdfast.model.openclip import TINY, load_towers
+from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime
 from holdfast.train.loop import TrainSpec, train
@@ -54,7 +55,7 @@ def value_and_gradient(model: OpenClipTowers, how: ComputeMode | None, what: str
         found = model.image_features(images()) if what == "image" else model.text_backbone(model.tokenize(TEXTS))
     weight = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).view_as(found)
     (weight * found + found.square()).sum().backward()
-    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    gradients = {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
     return {"value": found.detach(), **gradients}
 
 
@@ -93,7 +94,7 @@ def test_texts_that_share_rows_have_the_features_they_have_alone(at_least: int) 
         with computing(how):
             features = model.text_backbone_in_rows(tokens, rows)
         (torch.linspace(-1, 2, features.numel(), dtype=features.dtype).view_as(features) * features).sum().backward()
-        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        gradients = {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
         return {"value": features.detach(), **gradients}
 
     alone, shared = found(None), found(EXACT)  # without fast towers rows are left aside
@@ -182,7 +183,11 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which
 
 @pytest.mark.parametrize(
     ("frozen", "which"),
-    [*((one, "published") for one in ("towers", "image", "text")), ("towers", "default"), ("towers", "cross_entropy")],
+    [
+        *((name, "published") for name in ("towers", "image", "text")),
+        ("towers", "default"),
+        ("towers", "cross_entropy"),
+    ],
 )
 def test_features_of_frozen_towers_are_computed_once_and_change_nothing(
     frozen: str, which: str, monkeypatch: pytest.MonkeyPatch
@@ -221,10 +226,10 @@ def test_bf16_stays_within_two_percent_of_float32() -> None:
         rough = model.image_features(pictures), model.text_backbone(tokens)
     with torch.no_grad():
         exact = model.image_features(pictures), model.text_backbone(tokens)
-    for one, other in zip(rough, exact, strict=True):
-        assert one.dtype == torch.float32  # the last projection and all similarities stay float32
-        assert (one - other).norm() / other.norm() < 0.02
-        assert not torch.equal(one, other)
+    for item, other in zip(rough, exact, strict=True):
+        assert item.dtype == torch.float32  # the last projection and all similarities stay float32
+        assert (item - other).norm() / other.norm() < 0.02
+        assert not torch.equal(item, other)
 
 
 def test_texts_shortened_to_different_lengths_have_the_features_they_have_alone() -> None:

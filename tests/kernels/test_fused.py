@@ -38,8 +38,8 @@ def test_blocks_have_the_value_and_gradients_of_plain_ones(quick: bool, owners: 
 
     def plain() -> Tensor:
         found = values
-        for one in weights:
-            found = fast._block(found, one, mask, heads, False, "quick_gelu" if quick else "gelu", eps, eps)
+        for weight in weights:
+            found = fast._block(found, weight, mask, heads, False, "quick_gelu" if quick else "gelu", eps, eps)
         return found
 
     def quickly() -> Tensor:
@@ -49,16 +49,16 @@ def test_blocks_have_the_value_and_gradients_of_plain_ones(quick: bool, owners: 
     def value_and_gradients(found: Tensor) -> list[Tensor]:
         weight = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).view_as(found)
         loss = (weight * found + found.square()).sum()
-        return [found, *torch.autograd.grad(loss, [values, *(one for group in weights for one in group)])]
+        return [found, *torch.autograd.grad(loss, [values, *(item for group in weights for item in group)])]
 
     expected, got = value_and_gradients(plain()), value_and_gradients(quickly())
     assert len(expected) == 2 + 12 * len(blocks)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    for item, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(item, other, rtol=1e-10, atol=1e-10)
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double().cpu() - other.double().cpu()).norm() / other.double().norm())
+def distance(tensor: Tensor, other: Tensor) -> float:
+    return float((tensor.double().cpu() - other.double().cpu()).norm() / other.double().norm())
 
 
 @gpu
@@ -68,15 +68,15 @@ def test_attention_on_the_gpu_is_that_of_plain_words(length: int, owned: bool) -
     images, heads = 3, 2
     owners = torch.randint(0, 6, (images, length), dtype=torch.int32).sort(dim=1).values if owned else None
     shape = fused.Shape(images, length, heads, False, 1e-5, 1e-5, owners)
-    there = replace(shape, owners=None if owners is None else owners.cuda())
+    on_device = replace(shape, owners=None if owners is None else owners.cuda())
     rows = -(-shape.tokens // 8) * 8
     packed, gradient = torch.randn(rows, 3 * heads * 64).bfloat16(), torch.randn(rows, heads * 64).bfloat16()
     gradient[shape.tokens :] = 0
     mixed, share = fused._attend(packed, shape)
     expected = fused._attend_backward(packed, mixed, gradient, share, shape)
-    on_gpu, levels = fused._attend(packed.cuda(), there)
+    on_gpu, levels = fused._attend(packed.cuda(), on_device)
     assert distance(on_gpu, mixed) < 0.005
-    got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, there)
+    got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, on_device)
     assert distance(got[0], expected[0]) < 0.005
     assert distance(got[1], expected[1]) < 0.005
 
@@ -118,8 +118,8 @@ def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
         (fused._unfold(w_.clone(), b_, w_, a_, s_), fused._unfold(w.clone(), b, w, a, s)),
     ]
     for got, expected in both:
-        for one, other in zip(got, expected, strict=True):
-            assert distance(one, other) < 1e-3
+        for item, other in zip(got, expected, strict=True):
+            assert distance(item, other) < 1e-3
 
 
 @gpu
@@ -157,11 +157,11 @@ def test_products_with_an_activation_are_the_product_and_then_the_activation(
     assert distance(active, wanted.detach()) < 2e-3
     (of_before,) = torch.autograd.grad(wanted, full, g.float() @ down.float())
     got = products.down_backward(g, down, before, quick=quick)
-    for one, other in zip(got, (of_before, wanted.detach(), of_before.sum(dim=0)), strict=True):
-        assert distance(one, other) < 4e-3
+    for item, other in zip(got, (of_before, wanted.detach(), of_before.sum(dim=0)), strict=True):
+        assert distance(item, other) < 4e-3
     assert torch.equal(got[1], active)
     again = products.down_backward(g, down, before, quick=quick)
-    assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
+    assert all(torch.equal(item, other) for item, other in zip(got, again, strict=True))
 
 
 @gpu
@@ -176,7 +176,7 @@ def test_attention_for_pictures_is_that_for_any_rows(length: int) -> None:
     # Large scores: some of a row's shares are 1, and what stands behind its end would overflow if it were looked at.
     packed = (4 * torch.randn(images * length, 3 * heads * 64, device="cuda", generator=made)).bfloat16()
     gradient = torch.randn(images * length, heads * 64, device="cuda", generator=made).bfloat16()
-    out, wanted_out, result, wanted = (torch.empty_like(one) for one in (gradient, gradient, packed, packed))
+    out, wanted_out, result, wanted = (torch.empty_like(item) for item in (gradient, gradient, packed, packed))
     levels = attention.attend(packed, out, images, length, heads)
     wanted_levels = kernels.attend(packed, wanted_out, images, length, heads)
     assert distance(out, wanted_out) < 2e-3
@@ -220,19 +220,19 @@ def test_cuda_sources_compile_and_products_are_not_made_to_wait() -> None:
         program = cuda._checked(nvrtc.nvrtcCreateProgram(text.encode(), b"one.cu", 0, [], []))
         flags = [b"--gpu-architecture=sm_90a", b"--ptxas-options=-v", *(option.encode() for option in options)]
         (outcome,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-        said = b" " * cuda._checked(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, said)
-        assert int(outcome) == 0, said.decode()
-        return said.decode()
+        log = b" " * cuda._checked(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        assert int(outcome) == 0, log.decode()
+        return log.decode()
 
     for backward in (0, 1):
         for quick in (0, 1):
             assert "serialized" not in remarks(cuda.source("products.cu"), f"-DBACKWARD={backward}", f"-DQUICK={quick}")
     for length in (50, 197):
         text, options = attention.written_out(length)
-        said = remarks(text, *options)
-        assert "serialized" not in said
-        assert " 0 bytes spill stores" in said
+        log = remarks(text, *options)
+        assert "serialized" not in log
+        assert " 0 bytes spill stores" in log
 
 
 @gpu
@@ -241,7 +241,7 @@ def test_sums_on_the_gpu_are_those_of_the_cpu_and_the_same_bits_every_time() -> 
     expected = torch.zeros(7, dtype=torch.float64).index_add(0, index, values.double())
     first, *more = (sums_by(index.cuda(), values.cuda(), 7) for _ in range(20))
     assert distance(first, expected) < 1e-6
-    assert all(torch.equal(first, one) for one in more)
+    assert all(torch.equal(first, item) for item in more)
 
 
 @gpu
@@ -262,9 +262,9 @@ def run(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], int]:
     # Algorithm 1 to the letter: AdamW would divide gradients that are nothing but rounding by their own size.
     config = train_config(shape, steps=16, optimizer="plain", learning_rate=0.01, **changes)
     method, plan = made_up_run(shape, data, config, runtime, paired=True)
-    one = loop._Run(method, data, plan, runtime, None, None, None, loop._NoStopwatch())
-    one.go(loop._Interruption())
-    return {name: value.cpu() for name, value in method.state_dict().items()}, one.steps.played
+    first = loop._Run(method, data, plan, runtime, None, None, None, loop._NoStopwatch())
+    first.go(loop._Interruption())
+    return {name: value.cpu() for name, value in method.state_dict().items()}, first.steps.played
 
 
 @gpu

@@ -129,7 +129,7 @@ def batch_of(
 ) -> Batch:
     """The batch (or one rank's share of it) of given positions."""
     totals = (len(target), len(negatives), len(protected))
-    t, n, p = (np.asarray(one, dtype=np.int64)[rank::world] for one in (target, negatives, protected))
+    t, n, p = (np.asarray(item, dtype=np.int64)[rank::world] for item in (target, negatives, protected))
     labels = data.constraint.labels[p]
     return Batch(
         target_images=Images(_floats(data.target.images(t))),

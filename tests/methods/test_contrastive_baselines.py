@@ -31,19 +31,19 @@ TAU = 0.2
 
 def naive_flyp(model: Classifier, data: RoundData) -> torch.Tensor:
     everything = pairs_of(model, data)
-    return torch.stack([naive_contrastive(one, everything, TAU) for one in everything]).mean()
+    return torch.stack([naive_contrastive(item, everything, TAU) for item in everything]).mean()
 
 
 def naive_wccl(model: Classifier, data: RoundData, alpha: float, same_task: dict[str, str]) -> torch.Tensor:
     everything = pairs_of(model, data)
-    task = {one.identity: same_task.get(one.identity, one.kind) for one in everything}
+    task = {item.identity: same_task.get(item.identity, item.kind) for item in everything}
 
     def of(kind: str) -> torch.Tensor:
         losses = []
-        for one in everything:
-            if one.kind == kind:
+        for item in everything:
+            if item.kind == kind:
                 outside = [other for other in everything if task[other.identity] != kind]
-                losses.append(naive_contrastive(one, [one, *outside], TAU))
+                losses.append(naive_contrastive(item, [item, *outside], TAU))
         return torch.stack(losses).mean()
 
     m = data.tasks.num_protected
@@ -120,9 +120,9 @@ def test_a_batch_of_any_mixture_estimates_the_whole_set_without_bias() -> None:
                     counts[group, index] = counts.get((group, index), 0.0) + weight
                 draws += 1
     members = {(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (2, 0), (2, 2), (3, 0), (3, 1), (3, 2), (3, 3)}
-    assert {one for one, weight in counts.items() if weight} == members
-    for one in members:
-        assert counts[one] / draws == pytest.approx(1.0)
+    assert {item for item, weight in counts.items() if weight} == members
+    for member in members:
+        assert counts[member] / draws == pytest.approx(1.0)
 
 
 def test_sampled_tasks_stand_for_those_that_were_not() -> None:
@@ -147,21 +147,21 @@ def test_rm_adds_the_mean_loss_of_the_tasks_at_a_fixed_weight() -> None:
     output = method(whole_batch(data, method))
 
     everything = pairs_of(model, data)
-    negatives = [one for one in everything if one.kind == "negative"]
+    negatives = [item for item in everything if item.kind == "negative"]
     target = len(model.classes) - 1
     captions = [model.text_features(model.towers.tokenize([text]), target)[0] for text in data.target.texts]
     pairs = [
-        type(one)(one.image, caption, one.kind, one.identity)
-        for one, caption in zip((one for one in everything if one.kind == "target"), captions, strict=True)
+        type(item)(item.image, caption, item.kind, item.identity)
+        for item, caption in zip((item for item in everything if item.kind == "target"), captions, strict=True)
     ]
-    contrast = torch.stack([naive_contrastive(one, [one, *negatives], TAU) for one in pairs]).mean()
+    contrast = torch.stack([naive_contrastive(pair, [pair, *negatives], TAU) for pair in pairs]).mean()
     classes = model.class_features()
     means = []
     for k in range(3):
         losses = []
-        for one in everything:
-            if one.kind == str(k):
-                scores = torch.exp(classes @ one.image / model.class_temperature)
+        for item in everything:
+            if item.kind == str(k):
+                scores = torch.exp(classes @ item.image / model.class_temperature)
                 losses.append(-torch.log(scores[k] / scores.sum()))
         means.append(torch.stack(losses).mean())
     naive = contrast + 10.0 * torch.stack(means).mean()

@@ -28,7 +28,7 @@ def logits(method: Holdfast, data: RoundData, old: bool = False) -> list[list[to
     features = encode(model, whole_batch(data, method))
     matrix = model.class_matrix()
     groups = (features.target_images, features.negative_images, features.protected_images)
-    return [[matrix @ one / model.class_temperature for one in group] for group in groups]
+    return [[matrix @ item / model.class_temperature for item in group] for group in groups]
 
 
 def log_share(values: torch.Tensor, at: int) -> torch.Tensor:
@@ -43,11 +43,11 @@ def test_distillation_is_the_mean_divergence_among_protected_classes(label_boost
     total, count = torch.zeros((), dtype=torch.float64), 0
     for kind, (new, old) in enumerate(zip(logits(method, data), logits(method, data, old=True), strict=True)):
         for place, (says, before) in enumerate(zip(new, old, strict=True)):
-            said = before[:m].detach().clone()
+            old_logits = before[:m].detach().clone()
             if kind == 2:
-                said[int(data.constraint.labels[place])] += label_boost
+                old_logits[int(data.constraint.labels[place])] += label_boost
             for k in range(m):
-                share = log_share(said, k)
+                share = log_share(old_logits, k)
                 total = total + share.exp() * (share - log_share(says[:m], k))
             count += 1
     output = method(whole_batch(data, method))
@@ -80,10 +80,10 @@ def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(
     m = data.tasks.num_protected
     of_target, _, of_protected = logits(method, data)
     losses: dict[int, list[torch.Tensor]] = {k: [] for k in range(m + 1)}
-    losses[m] = [-log_share(one, m) for one in of_target]
-    for place, one in enumerate(of_protected):
+    losses[m] = [-log_share(item, m) for item in of_target]
+    for place, item in enumerate(of_protected):
         label = int(data.constraint.labels[place])
-        raised = torch.cat([one[:m], one[m:] + margin])
+        raised = torch.cat([item[:m], item[m:] + margin])
         losses[label].append(-log_share(raised, label))
     means = torch.stack([torch.stack(group).mean() for group in losses.values()])
     share = share or 1 / (m + 1)
@@ -94,9 +94,9 @@ def test_replay_asks_for_a_margin_against_the_target_on_protected_pictures_only(
 def test_contrast_weighs_the_target_objective() -> None:
     data = small_data()
     whole, third = built(data), built(data, contrastive_weight=1 / 3)
-    one, other = (method(whole_batch(data, method)) for method in (whole, third))
-    torch.testing.assert_close(other.parts["target"], one.parts["target"] / 3, rtol=1e-12, atol=0)
-    assert set(one.parts) == {"target", "retention"}  # nothing else in the paper's form
+    first, other = (method(whole_batch(data, method)) for method in (whole, third))
+    torch.testing.assert_close(other.parts["target"], first.parts["target"] / 3, rtol=1e-12, atol=0)
+    assert set(first.parts) == {"target", "retention"}  # nothing else in the paper's form
 
 
 def test_the_published_form_is_the_papers_and_keys_that_are_given_stay() -> None:

@@ -49,7 +49,7 @@ def test_gem_takes_the_targets_loss_and_one_loss_a_task() -> None:
     method = moved(prepared(Gem(small_model(data), GemConfig(), 10), data))  # type: ignore[arg-type]
     batch = whole_batch(data, method)
     output = method(batch)
-    target = torch.stack([naive_loss(method, one, 3) for one in features(method, batch.target_images)]).mean()
+    target = torch.stack([naive_loss(method, feature, 3) for feature in features(method, batch.target_images)]).mean()
     close(output.parts["target"], target, method)
     protected = features(method, batch.protected_images)
     assert output.task_losses is not None
@@ -137,7 +137,7 @@ def test_co2l_trains_a_balanced_classifier_on_frozen_features_second() -> None:
     ]
     close(output.surrogate, torch.stack(means).mean(), method)
     image_gradient = torch.autograd.grad(output.surrogate, method.model.towers.image_parameters(), allow_unused=True)
-    assert all(one is None for one in image_gradient)
+    assert all(item is None for item in image_gradient)
 
 
 def test_co2l_over_a_frozen_image_tower_trains_the_classifier_all_along() -> None:
@@ -175,7 +175,7 @@ def test_der_keeps_old_logits_and_der_plus_plus_replays_a_second_draw(beta: floa
     moved(prepared(method, data))  # type: ignore[arg-type]
     batch = whole_batch(data, method)
     output = method(batch)
-    target = torch.stack([naive_loss(method, one, 3) for one in features(method, batch.target_images)]).mean()
+    target = torch.stack([naive_loss(method, feature, 3) for feature in features(method, batch.target_images)]).mean()
     close(output.parts["target"], target, method)
 
     second = second_draw(batch) if beta else torch.zeros(9, dtype=torch.bool)

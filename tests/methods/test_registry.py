@@ -301,7 +301,7 @@ def test_a_study_takes_files_and_another_content_is_another_job(tmp_path: Path, 
     assert [(job.row, job.setting_text) for job in jobs] == [("mine", "weight=1"), ("mine", "weight=2"), ("rm", "")]
     (tmp_path / "mine.py").write_text(OWN + "\n")
     again = study(tmp_path, rows)
-    assert [one.folder == other.folder for one, other in zip(jobs, again, strict=True)] == [False, False, True]
+    assert [job.folder == other.folder for job, other in zip(jobs, again, strict=True)] == [False, False, True]
     assert short_name("a/b.py:lwf") == "lwf"
     for name, expected in {"gone.py": "there is no file gone.py", "rmm": "did you mean 'rm'?"}.items():
         tried("bad inputs")

@@ -76,7 +76,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
 def test_two_ranks_are_one(name: str, ranks: list[dict[str, dict[str, torch.Tensor]]]) -> None:
     alone = run_steps(name, 0, 1)
     assert alone["gradient 1"].abs().max() > 1e-3
-    for there in ranks:
-        assert there[name].keys() == alone.keys()
+    for on_rank in ranks:
+        assert on_rank[name].keys() == alone.keys()
         for key, value in alone.items():
-            torch.testing.assert_close(there[name][key], value, rtol=1e-9, atol=1e-12, equal_nan=True, msg=key)
+            torch.testing.assert_close(on_rank[name][key], value, rtol=1e-9, atol=1e-12, equal_nan=True, msg=key)

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from holdfast.errors import UserError
-from holdfast.model.openclip import OpenClipTowers, build_towers, causal_backbone, load_towers
+from holdfast.model.openclip import build_towers, load_towers
+from holdfast.model.openclip_towers import OpenClipTowers, causal_backbone
 from holdfast.model.towers import TwoTowers
 
 TEXTS = [

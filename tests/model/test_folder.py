@@ -227,7 +227,7 @@ def test_a_description_without_a_key_names_it(
     tried("bad inputs")
     save_model(classifier, tmp_path / "model")
     path = tmp_path / "model" / "model.json"
-    path.write_text(json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != name}))
+    path.write_text(json.dumps({key: item for key, item in json.loads(path.read_text()).items() if key != name}))
     for read in (read_description, load_model, model_fingerprint):
         with pytest.raises(UserError, match=f"the key '{name}' is missing"):
             read(tmp_path / "model")

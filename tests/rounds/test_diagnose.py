@@ -50,12 +50,15 @@ def test_the_targets_gradient_in_parts_is_that_of_the_whole() -> None:
     assert len(found) == 2 + 2  # four target pairs and five negatives, three at a time
 
     everything = pairs_of(model, data)
-    negatives = [one for one in everything if one.kind == "negative"]
-    targets = [one for one in everything if one.kind == "target"]
+    negatives = [item for item in everything if item.kind == "negative"]
+    targets = [item for item in everything if item.kind == "target"]
     head = len(model.classes) - 1
     captions = [model.text_features(model.towers.tokenize([text]), head)[0] for text in data.target.texts]
-    own = [type(one)(one.image, text, one.kind, one.identity) for one, text in zip(targets, captions, strict=True)]
-    naive = torch.stack([naive_contrastive(one, [one, *negatives], 0.2) for one in own]).mean()
+    own = [
+        type(target)(target.image, text, target.kind, target.identity)
+        for target, text in zip(targets, captions, strict=True)
+    ]
+    naive = torch.stack([naive_contrastive(item, [item, *negatives], 0.2) for item in own]).mean()
     torch.testing.assert_close(torch.stack(found).sum().detach(), naive.detach(), rtol=1e-6, atol=0)
     added = sum((gradient(part, model) for part in parts()), torch.zeros(()))
     torch.testing.assert_close(added, gradient(naive, model), rtol=1e-7, atol=1e-10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from holdfast.certify.sealed import Candidates, ExtraBaseline, SealedClaim, cert
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report
+from holdfast.report.project import project_sections, read_project
 from holdfast.rounds.project import FIRST, Project
 from holdfast.rounds.verify import difference, verify_project
 from tests.rounds.small import add_round, fill, first_model
@@ -37,11 +40,11 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_rounds_have_parents_and_what_was_gained_is_known(project: Project) -> None:
-    one = add_round(project, "fog", target="c")
+    first = add_round(project, "fog", target="c")
     two = add_round(project, "rain", target="b")
-    side = add_round(project, "snow", parent=one, target="a")
-    assert [round_.parent for round_ in project.history()] == [FIRST, one, one]
-    assert project.ancestors(side) == [side, one, FIRST]
+    side = add_round(project, "snow", parent=first, target="a")
+    assert [round_.parent for round_ in project.history()] == [FIRST, first, first]
+    assert project.ancestors(side) == [side, first, FIRST]
     assert project.gained(two) == ["c", "b"]
     assert project.find("2").name == project.find("rain").name == two
     with pytest.raises(UserError, match="no round 'rian'"):
@@ -49,10 +52,10 @@ def test_rounds_have_parents_and_what_was_gained_is_known(project: Project) -> N
 
 
 def test_a_round_that_kept_the_old_model_stands_for_its_parent(project: Project) -> None:
-    one = add_round(project, "fog")
+    first = add_round(project, "fog")
     add_round(project, "rain", kept=True)
-    assert project.resolve(None) == one
-    assert project.resolve("rain") == one
+    assert project.resolve(None) == first
+    assert project.resolve("rain") == first
 
 
 def test_accuracy_over_rounds(project: Project) -> None:
@@ -67,7 +70,7 @@ def test_a_copied_project_is_the_same_project(project: Project, tmp_path: Path) 
     shutil.copytree(project.root, tmp_path / "moved")
     shutil.rmtree(project.root)
     moved = Project.open(tmp_path / "moved")
-    assert [one.name for one in moved.history()] == ["0001-next"]
+    assert [item.name for item in moved.history()] == ["0001-next"]
     assert verify_project(moved.root).rounds == 1
 
 
@@ -109,35 +112,35 @@ def test_a_missing_file_and_a_missing_line_are_found(project: Project) -> None:
 
 
 def test_a_line_cut_short_is_passed_over_and_the_round_can_be_written_down(project: Project) -> None:
-    one = add_round(project)
-    with project.begin("next", one) as two:
+    first = add_round(project)
+    with project.begin("next", first) as two:
         fill(project.folder(two))
     with project.lineage.open("ab") as file:
         file.write(b'{"event":"round","round":"0002')
-    assert [round_.name for round_ in project.history()] == [one]
+    assert [round_.name for round_ in project.history()] == [first]
     assert project.unfinished() == [two]
     project.record(two)
-    assert [round_.name for round_ in project.history()] == [one, two]
+    assert [round_.name for round_ in project.history()] == [first, two]
     assert verify_project(project.root).rounds == 2
 
 
 def test_killed_at_random_points_it_stays_readable_and_loses_nothing_that_was_recorded(tmp_path: Path) -> None:
     root = tmp_path / "project"
     dice = random.Random(1)
-    told: list[str] = []
+    reported: list[str] = []
     script = [sys.executable, "-m", "tests.rounds.small", str(root), "400"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     for _ in range(5):
         process = subprocess.Popen(script, stdout=subprocess.PIPE, env=environment, text=True)
         assert process.stdout is not None
-        told.append(json.loads(process.stdout.readline()))
+        reported.append(json.loads(process.stdout.readline()))
         time.sleep(dice.random() * 0.25)
         process.send_signal(signal.SIGKILL)
-        told += [json.loads(line) for line in process.stdout if line.endswith("\n")]
+        reported += [json.loads(line) for line in process.stdout if line.endswith("\n")]
         process.wait()
         project = Project.open(root)
-        names = [one.name for one in project.history()]
-        assert set(told) <= set(names)
+        names = [item.name for item in project.history()]
+        assert set(reported) <= set(names)
         assert len(names) == len(set(names))
         for name in project.unfinished():  # what a person would do: go on with it, or leave it
             if project.folder(name).state.exists() and read_json(project.folder(name).state)["status"] == "done":
@@ -153,28 +156,29 @@ def test_rounds_at_once_do_not_corrupt_it(tmp_path: Path) -> None:
     running = [subprocess.Popen(script, stdout=subprocess.DEVNULL, env=environment) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
     history = Project.open(root).history()
-    assert sorted(int(one.name[:4]) for one in history) == list(range(1, 46))
+    assert sorted(int(item.name[:4]) for item in history) == list(range(1, 46))
     assert verify_project(root).rounds == 45
 
 
 def predictions(right: np.ndarray, task: str, wrong: str = "other") -> pa.Table:
     n = len(right)
-    said = [task if one else wrong for one in right]
+    predictions = [task if item else wrong for item in right]
     return pa.table(
-        [[f"{task}{k}" for k in range(n)], [task] * n, [task] * n, said, [0.1] * n, [0.9] * n], schema=PREDICTIONS
+        [[f"{task}{k}" for k in range(n)], [task] * n, [task] * n, predictions, [0.1] * n, [0.9] * n],
+        schema=PREDICTIONS,
     )
 
 
 def test_diff_names_the_images_that_flipped(project: Project) -> None:
-    one = add_round(project, target="c")
-    folder = project.folder(one)
+    first = add_round(project, target="c")
+    folder = project.folder(first)
     write_predictions(folder.predictions("old", "dev"), predictions(np.array([True, True, False]), "a"))
     write_predictions(folder.predictions("x", "dev"), predictions(np.array([True, False, True]), "a"))
-    found = difference(project, FIRST, one)
+    found = difference(project, FIRST, first)
     assert [(flip.example_id, flip.gained) for flip in found.flips] == [("a1", False), ("a2", True)]
     assert found.right == {"a": (2, 2)}
-    told = CliRunner().invoke(app, ["diff", "first", "1", "-p", str(project.root), "--json"], standalone_mode=False)
-    assert len(json.loads(told.stdout)["flips"]) == 2
+    reported = CliRunner().invoke(app, ["diff", "first", "1", "-p", str(project.root), "--json"], standalone_mode=False)
+    assert len(json.loads(reported.stdout)["flips"]) == 2
 
 
 def test_log_show_and_verify_on_the_command_line(project: Project) -> None:
@@ -189,6 +193,16 @@ def test_log_show_and_verify_on_the_command_line(project: Project) -> None:
     assert "1 rounds" in verify
 
 
+@pytest.mark.parametrize("number", [12, 60])
+def test_the_chart_of_a_project_names_every_class(project: Project, number: int) -> None:
+    add_round(project, "fog")
+    names = [f"class <{place}>" for place in range(number)]
+    content = replace(read_project(project.root), accuracy=dict.fromkeys(names, (0.5, 0.6)))
+    section = next(section for section in project_sections(content) if section.name == "accuracy")
+    key = section.body.partition('class="legend"')[2].partition("<h3>")[0]
+    assert all(key.count(f"<span>{html.escape(name)}</span>") == 1 for name in names)
+
+
 def test_the_page_of_a_project_shows_every_class(project: Project) -> None:
     add_round(project, "fog")
     page = write_report(project.root)[0].read_text(encoding="utf-8")
@@ -199,7 +213,7 @@ def test_the_page_of_a_project_shows_every_class(project: Project) -> None:
 # -- against the first model ------------------------------------------------------------------------------------------
 
 
-def sealed_look(tmp_path: Path, old: int, first: int, new: int, n: int = 200) -> tuple[bool, dict[str, object]]:
+def query_sealed(tmp_path: Path, old: int, first: int, new: int, n: int = 200) -> tuple[bool, dict[str, object]]:
     """One task of n images; each model is right on its first so many."""
     tables = [predictions(np.arange(n) < right, "a") for right in (old, first, new)]
     ids = frozenset(tables[0]["example_id"].to_pylist())
@@ -212,12 +226,12 @@ def sealed_look(tmp_path: Path, old: int, first: int, new: int, n: int = 200) ->
 
 
 def test_losses_that_add_up_over_rounds_fail_against_the_first_model(tmp_path: Path) -> None:
-    passed, _ = sealed_look(tmp_path / "a", old=190, first=190, new=189)
+    passed, _ = query_sealed(tmp_path / "a", old=190, first=190, new=189)
     assert passed
     # Against its parent this is the same change; against the first model 9 points are gone.
-    passed, told = sealed_look(tmp_path / "b", old=172, first=190, new=171)
+    passed, reported = query_sealed(tmp_path / "b", old=172, first=190, new=171)
     assert not passed
-    against = told["against_first"]
+    against = reported["against_first"]
     assert isinstance(against, dict)
     assert against["tasks"][0]["lost"] == 19
 

@@ -76,11 +76,13 @@ def test_an_old_model_is_judged_over_the_classes_it_had() -> None:
         table = predict_reference(ReferenceModel(bound, used), examples, 16, runtime)
         over_all = predict_on_ranks(bound, examples, names, 16, runtime)
     assert table.schema == PREDICTIONS
-    said = table["prediction"].to_pylist()
-    assert "new" not in said
+    predictions = table["prediction"].to_pylist()
+    assert "new" not in predictions
     # Among its own classes it says what it always said, and the loss stays the one over the round's classes.
     assert [
-        one for one, other in zip(said, over_all["prediction"].to_pylist(), strict=True) if other not in (one, "new")
+        item
+        for item, other in zip(predictions, over_all["prediction"].to_pylist(), strict=True)
+        if other not in (item, "new")
     ] == []
     assert table["loss"].equals(over_all["loss"])
     assert table["label"].to_pylist()[-1] == "new"

@@ -92,7 +92,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def looks(root: Path, ledger: str = "ledger") -> int:
+def queries(root: Path, ledger: str = "ledger") -> int:
     found = list((root / ledger).glob("*.jsonl")) if (root / ledger).exists() else []
     standings = [Ledger(root / ledger).standing(f"sha256:{path.stem}") for path in found]
     return sum(standing.queries for standing in standings if standing is not None)
@@ -103,7 +103,7 @@ class Stop(Exception):  # noqa: N818 - no error of anybody's
 
 
 @pytest.fixture
-def stop_before_the_look(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.MonkeyPatch]:
+def stop_before_the_query(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.MonkeyPatch]:
     def stop(*_: object, **__: object) -> None:
         raise Stop
 
@@ -198,11 +198,11 @@ def test_ctrl_c_in_a_look_costs_nothing(root: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("holdfast.certify.sealed.select", interrupt)
     with pytest.raises(Interrupted, match=f"holdfast develop --resume {root / 'run'}"):
         develop(settings(), root / "run", root, quiet=True)
-    assert looks(root) == 1
+    assert queries(root) == 1
     monkeypatch.undo()
     config, origin = resume_config(root / "run")
     assert develop(config, root / "run", origin, resume=True, quiet=True).decision.certified
-    assert looks(root) == 1
+    assert queries(root) == 1
     ours, whole = contents(root / "run"), contents(finished / "run")
     for name in ("result.json", "certificate.json", "model/model.safetensors", "roles.parquet", "run.json"):
         assert ours[name] == whole[name], name
@@ -210,12 +210,12 @@ def test_ctrl_c_in_a_look_costs_nothing(root: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("damage", ["unreadable", "gone", "folder"])
 def test_sealed_pictures_that_cannot_be_read_cost_no_look(
-    root: Path, stop_before_the_look: pytest.MonkeyPatch, damage: str, tried: Callable[..., None]
+    root: Path, stop_before_the_query: pytest.MonkeyPatch, damage: str, tried: Callable[..., None]
 ) -> None:
     config = settings(data={"bad_image_limit": 0.2})
     with pytest.raises(Stop):
         develop(config, root / "run", root, quiet=True)
-    stop_before_the_look.undo()
+    stop_before_the_query.undo()
     roles = pq.read_table(root / "run" / "roles.parquet").to_pylist()
     victim = root / next(row["locator"] for row in roles if row["role"] == "sealed")
     before = victim.read_bytes()
@@ -235,7 +235,7 @@ def test_sealed_pictures_that_cannot_be_read_cost_no_look(
         patch.setattr(develop_module, "check_budget", spoil)
         with pytest.raises(UserError, match="cannot be read"):
             develop(config, root / "run", root, resume=True, quiet=True)
-    assert looks(root) == 0
+    assert queries(root) == 0
     if damage == "folder":
         (root / "elsewhere").rename(root / "photos")
     victim.write_bytes(before)
@@ -287,9 +287,9 @@ def test_certify_run_takes_up_a_look_without_a_result(root: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space"):
         certify_run(root / "run")
     monkeypatch.undo()
-    assert looks(root) == 1
+    assert queries(root) == 1
     assert certify_run(root / "run")["verdict"] == "certified"
-    assert looks(root) == 1
+    assert queries(root) == 1
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -325,10 +325,12 @@ def test_a_file_of_somebody_else_is_left_alone(root: Path) -> None:
     assert contents(run) == {"round.json": b'{"mine": 1}'}
 
 
-def test_a_run_can_be_moved_with_its_data(root: Path, stop_before_the_look: pytest.MonkeyPatch, finished: Path) -> None:
+def test_a_run_can_be_moved_with_its_data(
+    root: Path, stop_before_the_query: pytest.MonkeyPatch, finished: Path
+) -> None:
     with pytest.raises(Stop):
         develop(settings(), root / "run", root, quiet=True)
-    stop_before_the_look.undo()
+    stop_before_the_query.undo()
     moved = root.parent / "moved"
     shutil.move(root, moved)
     try:
@@ -394,11 +396,11 @@ def test_a_round_that_was_killed_before_it_began_is_taken_up(root: Path) -> None
 
 @pytest.mark.parametrize("place", range(6))
 def test_a_full_disk_after_training_is_one_sentence_and_nothing_is_lost(
-    root: Path, stop_before_the_look: pytest.MonkeyPatch, finished: Path, place: int, tried: Callable[..., None]
+    root: Path, stop_before_the_query: pytest.MonkeyPatch, finished: Path, place: int, tried: Callable[..., None]
 ) -> None:
     with pytest.raises(Stop):
         develop(settings(), root / "run", root, quiet=True)
-    stop_before_the_look.undo()
+    stop_before_the_query.undo()
     calls, fsync = 0, os.fsync
 
     def full(handle: int) -> None:
@@ -412,9 +414,9 @@ def test_a_full_disk_after_training_is_one_sentence_and_nothing_is_lost(
         patch.setattr(os, "fsync", full)
         with pytest.raises(UserError, match="No space left"):
             develop(settings(), root / "run", root, resume=True, quiet=True)
-    assert looks(root) <= 1
+    assert queries(root) <= 1
     assert develop(settings(), root / "run", root, resume=True, quiet=True).decision.certified
-    assert looks(root) == 1
+    assert queries(root) == 1
     ours, whole = contents(root / "run"), contents(finished / "run")
     assert ours.keys() == whole.keys()
     assert ours["certificate.json"] == whole["certificate.json"]

@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import holdfast.compare.run
+import holdfast.rounds.develop
+import holdfast.rounds.round
 from holdfast import Round, develop
 from holdfast.artifacts import RunFolder, read_json
+from holdfast.candidates.select import Candidate
 from holdfast.compare.grid import Study, StudyConfig, plan
 from holdfast.compare.pool import run_here
 from holdfast.compare.records import JobFolder, read_comparison
 from holdfast.compare.study import run_study
 from holdfast.config import RoundConfig, parse
 from holdfast.model.folder import load_model, model_fingerprint
+from holdfast.rounds.prepare import inherit
 
 ROUND: dict[str, Any] = {
     "task": {"target": "eight", "protected": ["zero", "one"], "ignored": ["two", "three", "four", "five", "six"]},
@@ -54,6 +61,32 @@ def test_by_hand_it_ends_as_develop_does(tmp_path: Path) -> None:
     # A second call finds the decision's candidates on disk and the query in the ledger: nothing is spent twice.
     again = round_.decide()
     assert (again.verdict, again.shipped and again.shipped.name) == ("certified", expected.chosen)
+
+
+def test_a_candidate_is_made_from_its_own_checkpoint(tmp_path: Path) -> None:
+    round_ = Round(config(tmp_path, "a"), tmp_path, tmp_path / "run")
+    round_.train()
+    names = sorted(path.name for path in round_.folder.candidates.iterdir())
+    assert names == ["step-00000002", "step-00000004"]
+    unchanged = round_.compare(round_.old_dev, round_.old_dev)
+    fingerprints = {name: model_fingerprint(round_.model(Candidate(name, 1.0, unchanged))) for name in names}
+    assert len(set(fingerprints.values())) == 2
+    again = Round(config(tmp_path, "a"), tmp_path, round_.folder, begun=True)
+    for name in reversed(names):  # asked for in another order, each is still the model of its own checkpoint
+        assert model_fingerprint(again.model(Candidate(name, 1.0, unchanged))) == fingerprints[name]
+
+
+def test_a_round_reads_what_it_inherits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[RoundConfig] = []
+
+    def counted(given: RoundConfig, root: Path) -> RoundConfig:
+        reads.append(given)
+        return inherit(given, root)
+
+    for module in (holdfast.rounds.develop, holdfast.rounds.round, holdfast.compare.run):
+        monkeypatch.setattr(module, "inherit", counted, raising=False)
+    develop(config(tmp_path, "a"), tmp_path / "run", tmp_path, quiet=True)
+    assert len(reads) == 1
 
 
 def test_without_a_folder_it_works_in_a_temporary_one(tmp_path: Path) -> None:

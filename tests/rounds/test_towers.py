@@ -98,9 +98,9 @@ def test_in_float64_every_prediction_and_the_choice_are_the_same(base: Path, mon
     np.testing.assert_allclose(column(of_quick, "loss"), column(of_plain, "loss"), rtol=1e-5, atol=1e-7)
     for name in ("chosen", "kept_old", "verdict", "blocked_by"):
         assert plain[name] == quick[name], name
-    for one, other in zip(plain["candidates"], quick["candidates"], strict=True):
-        assert (one["name"], one["dev"]["dev_safety"]) == (other["name"], other["dev"]["dev_safety"])
-        assert one["dev"]["target_gain"] == other["dev"]["target_gain"]
+    for candidate, other in zip(plain["candidates"], quick["candidates"], strict=True):
+        assert (candidate["name"], candidate["dev"]["dev_safety"]) == (other["name"], other["dev"]["dev_safety"])
+        assert candidate["dev"]["target_gain"] == other["dev"]["target_gain"]
 
 
 @pytest.mark.parametrize(("precision", "agree", "apart"), [("float32", 0.97, 0.05), ("bf16", 0.9, 0.1)])

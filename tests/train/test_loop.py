@@ -72,14 +72,14 @@ def test_same_seed_same_run_and_another_seed_another() -> None:
 @pytest.mark.parametrize("views", ["clean", "paired", "mismatched"])
 def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(tmp_path: Path, views: str) -> None:
     data = made_up_round()
-    looks: list[int] = []
+    steps_seen: list[int] = []
 
-    def look(done: int, method: Method) -> dict[str, Any]:
-        looks.append(done)
+    def evaluate(done: int, method: Method) -> dict[str, Any]:
+        steps_seen.append(done)
         return {"sum": float(weights(method).sum())}
 
     whole, folder = ready(data, research={"views": views}), RunFolder.create(tmp_path / "whole")
-    train(whole, data, plan(protected=views), CPU, folder, look)
+    train(whole, data, plan(protected=views), CPU, folder, evaluate)
 
     class Stopped(Exception):  # noqa: N818
         pass
@@ -94,15 +94,15 @@ def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(tmp_p
     with parts.metrics.open("a") as file:
         file.write('{"step": 3, "half a li')
     resumed = ready(data, research={"views": views})
-    train(resumed, data, plan(protected=views), CPU, parts, look)
+    train(resumed, data, plan(protected=views), CPU, parts, evaluate)
     assert torch.equal(weights(whole), weights(resumed))
 
     def without_speed(path: Path) -> list[dict[str, Any]]:
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        return [{key: value for key, value in one.items() if key != "images_per_second"} for one in records]
+        return [{key: value for key, value in record.items() if key != "images_per_second"} for record in records]
 
     assert without_speed(folder.metrics) == without_speed(parts.metrics)
-    assert looks == [3, 6, 3, 6]
+    assert steps_seen == [3, 6, 3, 6]
 
 
 def test_metrics_hold_what_is_promised(tmp_path: Path) -> None:
@@ -154,16 +154,16 @@ def test_a_round_starts_at_the_old_model_exactly() -> None:
 def test_draws_are_a_function_of_seed_and_step_without_repeats() -> None:
     data = made_up_round()
     sizes = BatchSizes(target=4, negatives=5, tasks=2, per_task=3)
-    one, two, other = (RoundSampler(data, sizes, seed) for seed in (7, 7, 8))
-    later = one.draw(9)
+    first, second, other = (RoundSampler(data, sizes, seed) for seed in (7, 7, 8))
+    later = first.draw(9)
     for step in range(9):
-        two.draw(step)
-    assert np.array_equal(later.protected, two.draw(9).protected)
-    assert later.view_seed == two.draw(9).view_seed
-    differs = [not np.array_equal(one.draw(step).protected, other.draw(step).protected) for step in range(5)]
+        second.draw(step)
+    assert np.array_equal(later.protected, second.draw(9).protected)
+    assert later.view_seed == second.draw(9).view_seed
+    differs = [not np.array_equal(first.draw(step).protected, other.draw(step).protected) for step in range(5)]
     assert any(differs)
     for step in range(20):
-        draw = one.draw(step)
+        draw = first.draw(step)
         for positions in (draw.target, draw.negatives, draw.tasks, draw.protected):
             assert len(set(positions.tolist())) == len(positions)
         assert set(data.constraint.labels[draw.protected]) == set(draw.tasks)

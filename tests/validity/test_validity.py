@@ -36,7 +36,7 @@ def test_it_does_certify() -> None:
 def test_false_acceptance_inside_the_null_hypothesis() -> None:
     # The worst case lies on Δ = -ε: nothing further inside is accepted more often.
     n, margin = 43, 0.05
-    b, c = (one.ravel() for one in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
+    b, c = (item.ravel() for item in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
     b, c = b[b + c <= n], c[b + c <= n]
     chosen = validity.accepted(b, c, n, margin)
     generator = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_acceptance_by_threshold_is_acceptance_by_p_value() -> None:
         outcomes = [(b, c) for b in range(n + 1) for c in range(n + 1 - b)]
         b, c = np.array(outcomes).T
         by_threshold = validity.accepted(b, c, n, margin, level).tolist()
-        assert [p_value(*one, n, margin) <= level for one in outcomes] == by_threshold
+        assert [p_value(*outcome, n, margin) <= level for outcome in outcomes] == by_threshold
 
 
 @pytest.mark.parametrize(

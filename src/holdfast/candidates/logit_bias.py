@@ -1,7 +1,7 @@
-"""A class that is named less readily: its logit lowered by about the same amount on every picture, inside the weights.
+"""A class that is predicted less often: its logit lowered by about the same amount on every picture, in the weights.
 
-What a round gains on its target it can lose by taking pictures of other classes for it. Between the two stands a
-threshold, and the weights can hold it: with v such that f · v is near 1 for every picture's feature f,
+A round that gains on its target can lose pictures of other classes to it. A bias on the target's logit trades the one
+for the other, and the weights can carry it: with v such that f · v is near 1 for every picture's feature f,
 
     E2_c <- unit(E2_c - amount · tau_0 · v)        lowers s_c(x) / tau_0 by about ``amount``
 
@@ -42,7 +42,7 @@ def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: i
     return torch.cat(found)
 
 
-def held_back(model: Classifier, name: str, amount: float, direction: Tensor) -> Classifier:
+def with_lower_logit(model: Classifier, name: str, amount: float, direction: Tensor) -> Classifier:
     """A copy of the model whose logit of class ``name`` is lower by about ``amount``; its towers are shared.
 
     ``direction`` is :func:`steady_direction` of pictures as this model sees them.
@@ -56,23 +56,23 @@ def moved_class(model: Classifier, name: str, move: Tensor) -> Classifier:
 
     A row of a linear head is moved as it is, and not brought back to length 1.
     """
-    held = model.with_classes(model.classes, model.prompts)
-    if held.linear is not None:
+    moved = model.with_classes(model.classes, model.prompts)
+    if moved.linear is not None:
         row = model.class_index(name)
-        lowered = held.linear.detach().clone()
+        lowered = moved.linear.detach().clone()
         lowered[row] += move.to(lowered)
-        held.linear = nn.Parameter(lowered, requires_grad=False)
-        return held
+        moved.linear = nn.Parameter(lowered, requires_grad=False)
+        return moved
     # The prompts' projections P have lengths s. With V such that P-before-projection · V = s, adding U Vᵀ makes each
     # of them s (E2 + U), whatever the number of prompts.
-    backbone, projected = _prompts(held, name)
-    projection = held.towers.projection
-    added = HeadRound((name,), held.towers.embed_dim, held.towers.text_width, 1).requires_grad_(False)
+    backbone, projected = _prompts(moved, name)
+    projection = moved.towers.projection
+    added = HeadRound((name,), moved.towers.embed_dim, moved.towers.text_width, 1).requires_grad_(False)
     added.to(device=projection.device, dtype=projection.dtype)
     added.U[0, :, 0] = move.to(added.U)
     added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ projected.norm(dim=1)).to(added.V)
-    held.heads.append(added)
-    return held
+    moved.heads.append(added)
+    return moved
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float
     if not any(amounts):
         return [model] * len(amounts)
     direction = steady_direction(features_of(model, [data.constraint, data.target]))
-    return [held_back(model, data.tasks.target, amount, direction) if amount else model for amount in amounts]
+    return [with_lower_logit(model, data.tasks.target, amount, direction) if amount else model for amount in amounts]
 
 
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.artifacts import read_json
 from holdfast.cli.verdicts import print_outcome, print_sealed
 from holdfast.evaluate.metrics import Comparison
+from holdfast.rounds.former import read_result_json
 from holdfast.rounds.outcome import read_outcome
 from holdfast.rounds.result import RoundResult, comparison_json
 
@@ -84,7 +84,7 @@ def _print_frontier(console: Console, result: RoundResult) -> None:
     if result.blocked_by is None:
         return
     console.print(Text(f"{result.blocked_by} stands in the way of {result.dev.target}.", style="bold"))
-    bought = read_json(result.folder.result)["gain_by_margin"]
+    bought = read_result_json(result.folder.result).get("gain_by_margin") or []
     table = Table("accepted loss", f"gain of {result.dev.target}", title="what a margin would buy (dev images)")
     for item in bought:
         table.add_row(f"{item['margin'] * 100:g} points", f"{item['target_gain'] * 100:+.1f} points")

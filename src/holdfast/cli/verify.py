@@ -95,8 +95,8 @@ def verify(
     input. Of a project: every byte of every round, the ledger, and all certificates.
     """
     if (certificate / "project.json").exists():
-        from holdfast.cli.options import refuse_ignored
         from holdfast.cli.lineage import verify_project
+        from holdfast.cli.options import refuse_ignored
 
         refuse_ignored("a project", {"ledger": ledger, "signers": signers}, "a project has its own ledger")
         return verify_project(certificate, as_json)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from holdfast._version import __version__
-from holdfast.artifacts import RunFolder, read_predictions, write_json, write_predictions
+from holdfast.artifacts import RunFolder, read_json, read_predictions, write_json, write_predictions
 from holdfast.compare.grid import Job
 from holdfast.compare.records import JobFolder, JobRecord, Score, read_comparison, write_comparison
 from holdfast.errors import HoldfastError, Interrupted, UserError
@@ -24,7 +23,6 @@ from holdfast.evaluate.metrics import Comparison
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.model.interpolate import interpolate
-from holdfast.rounds.prepare import inherit
 from holdfast.rounds.result import read_result
 from holdfast.rounds.round import Round, checkpoint_name
 from holdfast.runtime import started
@@ -71,21 +69,18 @@ def attempt(job: Job, action: Action) -> Outcome:
 
 def _train(job: Job, folder: JobFolder) -> JobRecord:
     """Train to the end (or go on where an earlier attempt stopped); choose a checkpoint, or what ships."""
-    config = inherit(job.config, job.root)
-    with started(config.train.device) as runtime:
+    with started(job.config.train.device) as runtime:
         folder.root.mkdir(parents=True, exist_ok=True)
-        origin = folder.run.towards(job.root)
-        write_json(folder.run.config, config.model_dump(mode="json"))
-        write_json(folder.run.state, {"status": "training", "version": __version__, "root": origin})
         folder.write(JobRecord("begun"))
-        round_ = Round(config, job.root, folder.run, runtime, begun=True, training_figures=True)
+        begun = folder.run.state.exists()
+        round_ = Round(job.config, job.root, folder.run, runtime, begun=begun, training_figures=True)
         began = time.perf_counter()
         round_.train()
         training_seconds = time.perf_counter() - began
         record = _shipped(round_, folder) if job.result == "shipped" else _checkpoint(round_, job, folder)
     # What only resuming needs is three times the size of a model.
     shutil.rmtree(folder.run.checkpoints, ignore_errors=True)
-    write_json(folder.run.state, {"status": "done", "version": __version__, "root": origin})
+    write_json(folder.run.state, {**read_json(folder.run.state), "status": "done"})
     folder.traceback.unlink(missing_ok=True)
     return replace(record, training_seconds=training_seconds)
 

@@ -106,9 +106,13 @@ class RolesConfig(Config):
     """
 
     base: Share = 0.0
+    """Images that make the old model (`holdfast tune`)."""
     dev: Share = 0.2
+    """Images that checkpoints and candidates are chosen on."""
     sealed: Share = 0.2
+    """Images of the sealed set: only the certificate queries them."""
     test: Share = 0.2
+    """Images that are scored once, when the round is over."""
     by_class: dict[str, ClassShares] = Field(default_factory=dict)
     """Class -> shares of its own, such as `horse = { sealed = 0.6, dev = 0.1 }`: a small class has to seal more of its
     images to prove the same margin."""

@@ -58,6 +58,7 @@ class TrainConfig(Config):
     """[train]: the one loop."""
 
     steps: Positive = 2000
+    """Optimizer steps."""
     batch: Annotated[int, Field(ge=2, le=LARGEST)] = 256
     """Image-text pairs a step, over all ranks: target pairs and negatives together."""
     target_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -76,19 +77,22 @@ class TrainConfig(Config):
     ema_weight: MovingAverage = 0.1
     """theta of the plain form."""
     weight_decay: NonNegativeFloat = 0.1
+    """Weight decay of AdamW."""
     schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning rate: cosine decay to zero, or constant."""
     warmup_steps: NonNegative = 0
+    """Steps in which the learning rate rises linearly."""
     clip_norm: PositiveFloat | None = None
     """Gradients are scaled down to this norm. Default: never."""
     precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
     """`auto`: bf16 where the device has it, else float32. Weights, similarities and losses stay float32."""
     device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
     speed: Literal["auto", "plain", "fast", "compiled", "graphs"] = "auto"
-    """How a step is computed; no word changes what is computed. `plain` calls the model's own modules. `fast` leaves
-    out
+    """How a step is computed; results agree up to rounding. `plain` calls the model's own modules. `fast` leaves out
     what no feature depends on and keeps activations in the working precision. `compiled` also compiles the blocks, on a
-    GPU. `graphs` also records a step as a CUDA graph and plays it back, on one GPU. `auto`: plain on a CPU, graphs on a
-    GPU where the method says that it can be recorded, else compiled."""
+    GPU. `graphs` also records a step as a CUDA graph and replays it, on one GPU. `auto`: plain on a CPU, graphs on a
+    GPU where the method allows it, else compiled."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     shard: Literal["none", "full"] = "none"
@@ -101,8 +105,11 @@ class TrainConfig(Config):
     flip: bool = False
     """Random views may be mirrored. Off by default: digits, letters and lane markings have a handedness."""
     log_every: Positive = 10
+    """Steps between lines of `metrics.jsonl`."""
     checkpoint_every: Positive = 200
+    """Steps between checkpoints to resume from."""
     keep_checkpoints: Positive = 2
+    """Checkpoints that are kept."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -127,6 +134,7 @@ class EvaluateConfig(Config):
     every: Positive = 200
     """Steps between evaluations; each makes a candidate."""
     batch: Positive = 256
+    """Images in a batch of predictions."""
     keep_candidates: Positive = 3
     """Candidates whose weights are kept: the best so far by the rule of choice, and the last."""
 
@@ -137,6 +145,7 @@ class CertifyConfig(Config):
     margin: float | dict[str, float] = 0.02
     """epsilon: the loss of accuracy you are ready to accept, fixed beforehand; one number, or one a task."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """1 - delta: how sure the certificate has to be."""
     query_budget: Positive = 1
     """R: how many times this sealed set may be queried; each query is tested at (1 - confidence) / R."""
     target_gain: bool = True
@@ -168,7 +177,7 @@ class CandidatesConfig(Config):
     """lambda: models between the old weights (0) and the new ones (1). At 0 only the target's logit is new, by
     `refit_target`; without that it is left out."""
     refit_target: bool = True
-    """Fit the target's logit anew in every candidate, and nothing else: predictions among protected classes stay as
+    """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
     they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
     frozen."""
     target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -227,6 +236,7 @@ class RoundSections(Config):
     """The sections of a ROUND.toml; [method] is not looked into: only the method's own module knows its settings."""
 
     seed: NonNegative = 0
+    """Seed of every random draw: constraint images, heads, batches, views."""
     task: TaskConfig
     data: DataConfig
     model: ModelConfig
@@ -292,16 +302,21 @@ class TuneConfig(Config):
     """A TUNE.toml: make a base model on a labelled source, as the paper makes its own."""
 
     seed: NonNegative = 0
+    """Seed of every random draw."""
     classes: Many[str] | None = None
     """Classes to tune on. Default: all of the data."""
     template: str | Many[str] = "a photo of a {}"
+    """As in `[task]` of a round."""
     names: dict[str, str] = Field(default_factory=dict)
+    """As in `[task]` of a round."""
     at_most: dict[str, Positive] = Field(default_factory=dict)
     """Class -> how many of its images to tune on: a base model that hardly knows a rare class."""
     objective: Literal["contrastive", "cross_entropy"] = "contrastive"
     """Global contrastive loss over all classes with their prompts as captions, or cross-entropy over the prompts."""
     temperature: PositiveFloat = 0.05
+    """tau of the contrastive loss."""
     gamma_pairs: MovingAverage = 0.8
+    """gamma_1 of its moving averages."""
     data: DataConfig
     model: ModelConfig
     train: TrainConfig = TrainConfig()

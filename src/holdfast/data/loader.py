@@ -260,10 +260,10 @@ class BatchMaker:
         data, pair_views = self.data, self._pair_views(draw)
         constraint = self._pixels(data.constraint, protected)
         return (
-            self._look(self._pixels(data.target, target), pair_views and pair_views[0]),
-            self._look(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
-            self._look(constraint, self._protected_view(draw)),
-            self._look(constraint, None) if self.views.protected == "mismatched" else None,
+            self._normalized(self._pixels(data.target, target), pair_views and pair_views[0]),
+            self._normalized(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
+            self._normalized(constraint, self._protected_view(draw)),
+            self._normalized(constraint, None) if self.views.protected == "mismatched" else None,
         )
 
     def _tokens(self, target: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -287,7 +287,7 @@ class BatchMaker:
     def _pixels(self, examples: PairSet | LabelledSet, positions: np.ndarray) -> Tensor:
         return self._to_device(examples.images(positions))
 
-    def _look(self, pixels: Tensor, view: View | None) -> Images:
+    def _normalized(self, pixels: Tensor, view: View | None) -> Images:
         return Images(normalize_views_at_once(pixels, self.mean, self.std, view, self.dtype, self.kept_as))
 
     def _plan_prompts(self, prompts: Tensor | None, pairs: tuple[int, int]) -> _PromptRows | None:

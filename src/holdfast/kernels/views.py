@@ -18,7 +18,7 @@ def _value(plane, y, x, SIDE: tl.constexpr, inside):
 
 
 @triton.jit
-def _look(pixels, boxes, mirrored, mean, std, out, SIDE: tl.constexpr, CROPS: tl.constexpr, BLOCK: tl.constexpr):
+def _normalize(pixels, boxes, mirrored, mean, std, out, SIDE: tl.constexpr, CROPS: tl.constexpr, BLOCK: tl.constexpr):
     image = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIDE * SIDE
@@ -59,7 +59,7 @@ def normalize_views(
     n, _, side, _ = pixels.shape
     out = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
     if n:
-        _look[(triton.cdiv(side * side, 1024), n)](
+        _normalize[(triton.cdiv(side * side, 1024), n)](
             pixels, mean if box is None else box, mean if mirrored is None else mirrored, mean, std, out,
             SIDE=side, CROPS=box is not None, BLOCK=1024, num_warps=4,
         )  # fmt: skip

@@ -67,20 +67,20 @@ class HoldfastConfig(ContrastConfig):
     """method.name = "holdfast": target objective under one retention constraint a protected task."""
 
     form: Literal["default", "published"] = "default"
-    """What keys that are not given stand for: `default` is what did best on dev images (docs/research.md, studies.md),
-    `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of what comes
-    after it."""
+    """The values of keys that are not given: `default` is what did best on dev images (docs/appendix/research.md and
+    studies.md), `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of
+    the additions."""
     beta: NonNegativeFloat = 20.0
     """Penalty. Published: 200."""
     gamma_tasks: MovingAverage = 0.2
     """gamma_2, of the moving averages of h_k. Published: 0.8."""
     replay: NonNegativeFloat = 1.0
     """Weight of the cross-entropy over all classes, protected classes with equal weight. Published: 0, as all that
-    follow unless said otherwise."""
+    follow unless stated otherwise."""
     target_share: Fraction = 1 / 6
     """Share of the target in the replay, whatever the number of protected classes; 0 for the weight of one class."""
     target_logit_margin: NonNegativeFloat = 1.0
-    """Added to the target's logit on protected images in the replay: they must be told from the target with room."""
+    """Added to the target's logit on protected images in the replay: they must be separated from the target by it."""
     distill_weight: NonNegativeFloat = 30.0
     """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
     constraint images, target pairs and negatives. It takes no labels. This is its weight where a protected task has 100

@@ -29,7 +29,8 @@ from holdfast.errors import FaultError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads
-from holdfast.model.openclip import OpenClipTowers, build_towers, load_towers
+from holdfast.model.openclip import build_towers, load_towers
+from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.towers import TwoTowers
 
 FORMAT = 1

@@ -1,6 +1,6 @@
 """The two-tower protocol: what holdfast asks of a model, and nothing more.
 
-OpenCLIP is one adapter (:mod:`holdfast.model.openclip`); a tower put together from other parts is another
+OpenCLIP is one adapter (:mod:`holdfast.model.openclip_towers`); a tower put together from other parts is another
 (:mod:`holdfast.model.parts`).
 """
 

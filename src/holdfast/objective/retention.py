@@ -26,7 +26,7 @@ class Retention:
     penalty: Tensor  # its gradient is G_2; add it to your loss
     h: Tensor  # [m] ĥ_k, nan where the task was not sampled
     u: Tensor  # [m] moving average of h_k
-    weight: Tensor  # [m] effective weight beta [u_k]_+ of a task in this step (with ``ask`` and ``slack`` added to u_k)
+    weight: Tensor  # [m] effective weight beta [u_k]_+ of a task in this step (see ``tightening``)
 
 
 class RetentionPenalty(Deferred):
@@ -43,17 +43,15 @@ class RetentionPenalty(Deferred):
 
     ``tightening`` (0 in the paper) makes the constraint know its sample: h_k + tightening · 1.645 · sd_k / sqrt(n_k)
     <= 0, where sd_k is the spread of the differences and n_k the size of the task's constraint set (``task_sizes``).
-    It vanishes
-    at w_old, so w_old stays feasible.
+    The added term vanishes at w_old, so w_old stays feasible.
 
-    ``required_improvement`` [m] (0 in the paper) asks for more than retention: h_k + required_improvement_k <= 0, an
-    improvement of ask_k. Training that only keeps its sample's losses where they were loses a little on new images; a
-    small reserve makes up for it.
+    ``required_improvement`` [m] (0 in the paper) demands more than retention: h_k + required_improvement_k <= 0.
+    Training that only keeps the losses of its sample where they were loses a little on new images; a small required
+    improvement makes up for it.
 
-    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight, which moves by dual_rate · u_k (with
-    required_improvement and tightening) a step, never below 0: a constraint that keeps being violated by little gets
-    its weight all the
-    same.
+    ``dual_rate`` (0 in the paper) adds a multiplier to each effective weight. It moves by dual_rate · u_k a step (u_k
+    with required_improvement and tightening added) and never falls below 0, so that a constraint that stays violated
+    by little gains weight too.
 
     ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
     :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.

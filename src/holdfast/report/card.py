@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast._version import __version__
 from holdfast.report.content import RunContent
-from holdfast.report.markup import p_text, percent, points, visible
+from holdfast.report.html.markup import p_text, percent, points, visible
 from holdfast.report.words import PROMISE_TEXT, verdict_text
 
 FORMAT = "holdfast-update-card/1"

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.artifacts import RunFolder
+from holdfast.candidates.chance import predicted_gain
 from holdfast.candidates.select import described
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger, default_ledger
@@ -24,7 +25,7 @@ from holdfast.errors import HoldfastError, UserError
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.evidence import Evidence, dev_evidence, sealed_evidence
 from holdfast.report.shapes import (
-    check_told,
+    check_reported,
     read_metrics,
     read_run_config,
     read_run_result,
@@ -67,6 +68,8 @@ class Candidate:
     lam: float
     bias: float
     dev: Comparison
+    chance: float | None  # to pass the test, from dev images; None in runs of earlier versions
+    expected_gain: float | None
     outcome: str  # shipped, passed, failed, not tested, set aside
 
 
@@ -96,7 +99,7 @@ class RunContent:
     dev_name: str  # the candidate that the dev figures are about
     test: Comparison | None
     candidates: Sequence[Candidate]
-    looks: Sequence[tuple[int, float, float]]  # step, worst change, target gain
+    checkpoints: Sequence[tuple[int, float, float]]  # step, worst change, target gain, on dev images
     series: Mapping[str, Series]  # h, u, weight
     notes: list[str] = field(default_factory=list[str])
 
@@ -117,7 +120,7 @@ class RunContent:
 
     @property
     def verdict(self) -> str | None:
-        """certified, undecided, or None where no look was made."""
+        """certified, undecided, or None where the sealed images were not queried."""
         reported = self.reported
         return str(reported["verdict"]) if reported is not None else self.result["verdict"]
 
@@ -167,7 +170,7 @@ def read_run(path: Path) -> RunContent:
     settings = ClaimedSettings.of(config, str(folder.config))
     result = read_run_result(folder.result)
     target, protected = str(result["target"]), [str(item) for item in result["protected"]]
-    reported, retired, entries, notes = _sealed(folder, settings, result)
+    reported, retired, entries, notes = _sealed(folder, settings, state, result)
     metrics = read_metrics(folder.metrics)
     candidates = [_candidate(item, target, result, reported) for item in result["candidates"]]
     shown = _described(candidates, result)
@@ -190,7 +193,7 @@ def read_run(path: Path) -> RunContent:
         dev_name=shown.name,
         test=_comparison(result["test"], target) if result.get("test") else None,
         candidates=candidates,
-        looks=[
+        checkpoints=[
             (int(metric["step"]), float(metric["evaluation"]["dev_safety"]), float(metric["evaluation"]["target_gain"]))
             for metric in metrics
             if metric.get("evaluation") is not None
@@ -205,7 +208,10 @@ def read_run(path: Path) -> RunContent:
 def _described(candidates: Sequence[Candidate], result: Mapping[str, Any]) -> Candidate:
     """The candidate that the page is about: shipped, or tested and rejected."""
     by_name = {candidate.name: candidate for candidate in candidates}
-    gains = {name: candidate.dev.target_gain for name, candidate in by_name.items()}
+    gains = {
+        name: predicted_gain(candidate.dev) if candidate.expected_gain is None else candidate.expected_gain
+        for name, candidate in by_name.items()
+    }
     name = described(result["chosen"], list(result["order"]), gains)
     return by_name[name] if name in by_name else max(candidates, key=lambda candidate: candidate.dev.target_gain)
 
@@ -224,14 +230,14 @@ def _candidate(
 ) -> Candidate:
     step = int(str(record["step"]).removeprefix("step-"))
     outcome = _outcome(str(record["name"]), list(result["order"]), result["chosen"], reported)
-    bias = float(record.get("held", 0.0))  # runs of earlier versions have none
-    return Candidate(
-        str(record["name"]), step, float(record["lambda"]), bias, _comparison(record["dev"], target), outcome
-    )
+    bias = float(record.get("bias", 0.0))  # runs of earlier versions have none
+    dev, lam = _comparison(record["dev"], target), float(record["lambda"])
+    chance, expected = record.get("chance"), record.get("expected_gain")
+    return Candidate(str(record["name"]), step, lam, bias, dev, chance, expected, outcome)
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[str, Any] | None) -> str:
-    """What the fixed sequence says of a candidate. More than this (which one ships) never leaves a look."""
+    """What the fixed sequence says of a candidate. A query of the sealed set tells no more than which one ships."""
     if reported is None or name not in order:
         return "shipped" if name == chosen else "set aside"
     place = order.index(name)
@@ -244,20 +250,21 @@ def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[
 
 
 def _sealed(
-    folder: RunFolder, settings: ClaimedSettings, result: Mapping[str, Any]
+    folder: RunFolder, settings: ClaimedSettings, state: Mapping[str, Any], result: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, bool, Sequence[Mapping[str, Any]], list[str]]:
     """What may be told of the sealed images, whether their set is retired, and its record in the ledger."""
     reported: Mapping[str, Any] | None = result.get("certificate")
     entries: Sequence[Mapping[str, Any]] = []
-    if folder.certificate.exists():  # also of a look that was made after the round
+    if folder.certificate.exists():  # also of a query that was made after the round
         certificate = read_certificate(folder.certificate)
         reported = certificate["report"]
-        check_told(reported, folder.certificate)
+        check_reported(reported, folder.certificate)
         entries = (certificate.get("ledger") or {}).get("entries", [])
     retired = bool(reported and reported.get("sealed", {}).get("retired"))
-    if not folder.roles.exists() or (retired and entries):
+    none_sealed = (state.get("counts") or {}).get("sealed") == 0
+    if none_sealed or not folder.roles.exists() or (retired and entries):
         return reported, retired, entries, []
-    # The ledger may know of looks that this run does not: at the same images, by another round.
+    # The ledger may know of queries that this run does not: of the same images, by another round.
     chosen = settings.certify.ledger
     ledger = Ledger(folder.origin / chosen if chosen else default_ledger())
     try:

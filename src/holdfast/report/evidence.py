@@ -73,13 +73,13 @@ class Evidence:
 
 def sealed_evidence(reported: Mapping[str, Any], accuracy: Mapping[str, tuple[float, float]]) -> Evidence:
     """From the report of a certificate whose set is retired."""
-    rows = [_told_row(item, False, accuracy) for item in reported["tasks"]]
+    rows = [_reported_row(item, False, accuracy) for item in reported["tasks"]]
     if isinstance(reported.get("target"), Mapping):
-        rows.append(_told_row(reported["target"], True, accuracy))
+        rows.append(_reported_row(reported["target"], True, accuracy))
     return Evidence("sealed", _worst_first(rows), float(reported["level"]))
 
 
-def _told_row(row: Mapping[str, Any], is_target: bool, accuracy: Mapping[str, tuple[float, float]]) -> TaskRow:
+def _reported_row(row: Mapping[str, Any], is_target: bool, accuracy: Mapping[str, tuple[float, float]]) -> TaskRow:
     old, new = accuracy.get(row["task"], (None, None))
     return TaskRow(
         row["task"],

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.certify.report import advice, input_lines
 from holdfast.report.card import escaped
-from holdfast.report.markup import p_text, percent, points
+from holdfast.report.html.markup import p_text, percent, points
 
 MARKS = {"certified": "✅", "regressed": "❌", "undecided": "⚠️"}
 HEADLINES = {

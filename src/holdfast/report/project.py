@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.certify.ledger import Ledger
-from holdfast.report import figures
 from holdfast.report.card import escaped
-from holdfast.report.markup import Markup, change_mark, count, percent, tag
-from holdfast.report.sections import Section, banner, data_table
+from holdfast.report.html.document import Section
+from holdfast.report.html.markup import Markup, change_mark, count, percent, tag
+from holdfast.report.html.tables import data_table
+from holdfast.report.sections import figures
+from holdfast.report.sections.banner import banner
 from holdfast.report.words import VerdictText
 from holdfast.rounds.project import FIRST, Project, ProjectRound
 
@@ -83,7 +85,7 @@ def _accuracy(content: ProjectContent) -> Markup:
     names = sorted(content.accuracy, key=lambda name: (content.change(name) or 0.0, name))
     telling = names
     if len(names) > MANY:  # the worst, the best, and the targets
-        targets = [item.target for item in content.rounds]
+        targets = [item.target for item in content.rounds if item.target in content.accuracy]
         telling = list(dict.fromkeys([*names[:4], *targets, *names[-2:]]))[:MANY]
     chart = tag("figure", figures.over_rounds(content.names, content.accuracy, telling), class_="wide")
     rows: list[list[tuple[Markup | str, object]]] = []
@@ -105,7 +107,8 @@ def _accuracy(content: ProjectContent) -> Markup:
     heads = ["class", "since first", *content.names]
     kinds = ["text", *["number"] * (len(heads) - 1)]
     table = data_table("accuracy-table", heads, kinds, rows, search="Find a class" if len(rows) > 12 else None)
-    return tag("div", chart, figures.legend(telling, len(names) - len(telling)), tag("h3", "In figures"), table)
+    key = figures.legend(telling, others=[name for name in names if name not in telling])
+    return tag("div", chart, key, tag("h3", "In figures"), table)
 
 
 def _rounds(content: ProjectContent) -> Markup:
@@ -180,7 +183,8 @@ def project_markdown(card: Mapping[str, Any]) -> str:
     lines = [f"# Project: {escaped(str(card['name']))}", "", "| class | " + " | ".join(map(escaped, names)) + " |"]
     lines.append("| --- |" + " ---: |" * len(names))
     lines += [
-        f"| {escaped(key)} | {' | '.join(percent(one) for one in value)} |" for key, value in card["accuracy"].items()
+        f"| {escaped(key)} | {' | '.join(percent(share) for share in value)} |"
+        for key, value in card["accuracy"].items()
     ]
     lines += ["", "| round | parent | target | verdict |", "| --- | --- | --- | --- |"]
     lines += [

@@ -12,6 +12,7 @@ import pyarrow as pa
 from holdfast.artifacts import canonical_json, read_json, read_jsonl, read_predictions
 from holdfast.certify.claims import Verdict
 from holdfast.errors import UserError
+from holdfast.rounds.former import read_result_json
 from holdfast.shape import (
     Each,
     Filled,
@@ -85,7 +86,19 @@ _RESULT: dict[str, Shape] = {
     "verdict": Maybe(text),
     "reason": text,
     "order": [text],
-    "candidates": Filled([{"name": text, "step": text, "lambda": number, "held": Maybe(number), "dev": _COMPARISON}]),
+    "candidates": Filled(
+        [
+            {
+                "name": text,
+                "step": text,
+                "lambda": number,
+                "bias": Maybe(number),
+                "chance": Maybe(_SHARE),
+                "expected_gain": Maybe(number),
+                "dev": _COMPARISON,
+            }
+        ]
+    ),
     "test": Maybe(_COMPARISON),
     "frontier": Maybe([{"candidate": text, "target_gain": number, "dev_safety": number, "worst_task": text}]),
     "gain_by_margin": Maybe([{"margin": number, "target_gain": number}]),
@@ -114,11 +127,11 @@ def read_run_state(path: Path) -> Mapping[str, Any]:
 
 def read_run_result(path: Path) -> Mapping[str, Any]:
     """``result.json``; every comparison in it is about all classes of the round."""
-    result = read_json(path)
+    result = read_result_json(path)
     check_shape(result, _RESULT, path)
     reported = result.get("certificate")
     if reported is not None:
-        check_told(reported, path)
+        check_reported(reported, path)
     classes = {*result["protected"], result["target"]}
     compared = [*(item["dev"] for item in result["candidates"]), *([result["test"]] if result.get("test") else [])]
     for item in compared:
@@ -128,7 +141,7 @@ def read_run_result(path: Path) -> Mapping[str, Any]:
     return result
 
 
-def check_told(reported: Any, path: Path) -> None:
+def check_reported(reported: Any, path: Path) -> None:
     """The report of a certificate: one bit, or in full."""
     full = isinstance(reported, dict) and "devsafety" in reported
     shape = _FULL if full else _BIT

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.candidates.select import setting_rank
-from holdfast.report.axes import Plot, bounds, dot
 from holdfast.report.card import escaped
-from holdfast.report.figures import legend
-from holdfast.report.markup import Markup, count, percent, points, tag
-from holdfast.report.sections import Section, banner, data_table
+from holdfast.report.html.axes import Plot, bounds, dot
+from holdfast.report.html.document import Section
+from holdfast.report.html.markup import Markup, count, percent, points, tag
+from holdfast.report.html.tables import data_table
+from holdfast.report.sections.banner import banner
+from holdfast.report.sections.figures import legend
 from holdfast.report.shapes import read_chosen, read_csv, read_jobs, read_study_config
 from holdfast.report.words import VerdictText
 
@@ -83,7 +85,7 @@ def study_banner(content: StudyContent) -> Markup:
             f"{points(reported['dev_safety'][0])} points on its worst class."
         )
     claim = (
-        f"Best of {count(len({one['row'] for one in best}), 'method')} by share of seeds without any loss, then by "
+        f"Best of {count(len({item['row'] for item in best}), 'method')} by share of seeds without any loss, then by "
         f"gain of the target, on test images ({first['column']})."
     )
     return banner(
@@ -135,7 +137,7 @@ def _methods(content: StudyContent) -> Markup:
                 f"{percent(item['test']['retention_ratio'], 0)} of seeds",
                 5,
             ),
-            class_="one",
+            class_="trace",
             data_series=item["row"],
         )
         for item, x, y in zip(scored, xs, ys, strict=True)

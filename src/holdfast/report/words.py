@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.certify.claims import PROMISE
 from holdfast.report.content import RunContent
-from holdfast.report.markup import count, p_text, points
+from holdfast.report.html.markup import count, p_text, points
 
 KINDS = {"certified": "certified", "undecided": "undecided", None: "open"}
 
@@ -80,11 +80,11 @@ def _proof(content: RunContent) -> str:
     name = content.result["chosen"] or "the shipped model"
     return (
         f"Proven for {name} on {count(images, 'sealed image')} that played no part in training or choosing, "
-        f"{_looks(content)}."
+        f"{_queries(content)}."
     )
 
 
-def _looks(content: RunContent) -> str:
+def _queries(content: RunContent) -> str:
     sealed = (content.reported or {}).get("sealed", {})
     number = int(sealed.get("queries") or sealed.get("looks", 1))
     state = "the set is retired and shown here in full" if content.retired else "the set is still sealed"
@@ -128,8 +128,8 @@ def blocked_text(content: RunContent) -> str | None:
     heaviest = _heaviest(content)
     more = f" In training {heaviest} held the update back most (largest mean weight)." if heaviest else ""
     return (
-        f"{blocked} stands in the way of {content.target}: of the looks that gained most, even the gentlest costs it "
-        f"accuracy on dev images.{more}"
+        f"{blocked} stands in the way of {content.target}: of the checkpoints and candidates that gained most, "
+        f"even the one with the smallest loss costs it accuracy on dev images.{more}"
     )
 
 

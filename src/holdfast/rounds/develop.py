@@ -18,7 +18,6 @@ from holdfast.data.assemble import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
 from holdfast.rounds.decide import NO_PLAN, PlanCheck, check_budget
-from holdfast.rounds.prepare import inherit
 from holdfast.rounds.result import RoundResult, read_result
 from holdfast.rounds.round import Round
 from holdfast.runtime import Runtime, started
@@ -64,7 +63,7 @@ def run_round(
     if folder.result.exists():  # killed between its last file and the line that says so
         return _conclude(folder, runtime)
     try:
-        return _run(inherit(config, root), folder, root, runtime, resume=resume, quiet=quiet, plan=plan)
+        return _run(config, folder, root, runtime, resume=resume, quiet=quiet, plan=plan)
     except KeyboardInterrupt as error:
         raise _interrupted(folder) from error
 

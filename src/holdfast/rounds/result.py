@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import Candidate, described
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.rounds.decide import Decision
+from holdfast.rounds.former import read_result_json
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ def described_candidate(decision: Decision, candidates: Sequence[Candidate]) -> 
 
 def read_result(folder: RunFolder) -> RoundResult:
     """The result of a finished run, from its files."""
-    values = read_json(folder.result)
+    values = read_result_json(folder.result)
     target = str(values["target"])
     candidates = [candidate_from_json(entry, target) for entry in values["candidates"]]
     shipped = next((candidate for candidate in candidates if candidate.name == values["chosen"]), None)
+    order = tuple(values.get("order", ()))
     return RoundResult(
         folder,
-        Decision(shipped, values["verdict"], values["reason"], tuple(values.get("order", ())), values["certificate"]),
+        Decision(shipped, values["verdict"], values["reason"], order, values["certificate"]),
         candidates,
         comparison_from_json(values["test"], target) if values["test"] else None,
         values["blocked_by"],
@@ -78,8 +80,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
 def candidate_from_json(values: Mapping[str, Any], target: str) -> Candidate:
     """The inverse of :func:`candidate_json`."""
     dev = comparison_from_json(values["dev"], target)
-    bias = values.get("bias", values.get("held", 0.0))  # "held": runs of earlier versions
-    made = Candidate(values["step"], values["lambda"], dev, bias, values.get("chance"))
+    made = Candidate(values["step"], values["lambda"], dev, values.get("bias", 0.0), values.get("chance"))
     return made if made.name == values["name"] else replace(made, recorded=values["name"])
 
 

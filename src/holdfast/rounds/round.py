@@ -67,6 +67,7 @@ from holdfast.rounds.decide import (
     to_test,
     write_certificate_of,
 )
+from holdfast.rounds.former import read_result_json
 from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
 from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
@@ -354,7 +355,7 @@ class Round:
 
     def settled(self) -> list[Candidate]:
         """The candidates that the decision is made from, as they are on disk."""
-        entries = read_json(self.folder.settled)["candidates"]
+        entries = read_result_json(self.folder.settled)["candidates"]
         return [candidate_from_json(entry, self.data.tasks.target) for entry in entries]
 
     def _settle(self, candidates: Sequence[Candidate] | None) -> tuple[list[Candidate], dict[str, str]]:

@@ -334,7 +334,7 @@ class _Run:
     def _evaluate(self, done: int) -> None:
         if self.evaluate is None:
             return
-        with self.weights.looked_at() as method:
+        with self.weights.whole() as method:
             record = self.evaluate(done, method)
         self.metrics.write({"step": done, "evaluation": record})
         if self.progress:

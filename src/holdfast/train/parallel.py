@@ -97,7 +97,7 @@ class Whole:
     # -- the whole model --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def looked_at(self) -> Generator[Method]:
+    def whole(self) -> Generator[Method]:
         """The method with an ordinary model that holds all weights: to evaluate, to save. All ranks come along."""
         yield self.method
 
@@ -167,7 +167,7 @@ class Sharded(Whole):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     @contextmanager
-    def looked_at(self) -> Generator[Method]:
+    def whole(self) -> Generator[Method]:
         """The method with its own model, filled."""
         self._fill()
         self.method.model = self._model

@@ -112,7 +112,7 @@ def test_the_same_inputs_give_the_same_manifest_and_files(fetched) -> None:
     first = clean(a, [])
     clean(b, [])
     assert json.loads((a / "manifest.json").read_text())["steps"].keys() == {"search", "judge", "fetch", "clean"}
-    shards = [(one / "clean" / "target-00000.tar").read_bytes() for one in (a, b)]
+    shards = [(item / "clean" / "target-00000.tar").read_bytes() for item in (a, b)]
     assert shards[0] == shards[1]
     before = (a / "manifest.json").read_bytes()
     assert clean(a, []) == first

@@ -153,7 +153,7 @@ def bucket(tmp_path: Path):
         path = request.path.strip("/")
         if "list-type" in request.query or path == "bucket":
             prefix = request.query.get("prefix", "")
-            names = sorted(str(one.relative_to(root)) for one in root.rglob("*") if one.is_file())
+            names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
             items = "".join(
                 f"<Contents><Key>{name}</Key><Size>{(root / name).stat().st_size}</Size>"
                 "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"

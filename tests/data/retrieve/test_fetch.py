@@ -66,7 +66,7 @@ def prepare(write_captions, tmp_path: Path):
 
 def statuses(out: Path) -> dict[str, str]:
     store = open_store_to_read(RetrievalFolder(out), LIMITS)
-    return {one.url: one.status for shard in range(store.count) for one in store.finished(shard).values()}
+    return {item.url: item.status for shard in range(store.count) for item in store.finished(shard).values()}
 
 
 def test_every_kind_of_response_ends_in_a_picture_or_a_reason(pictures: Web, prepare) -> None:
@@ -151,7 +151,7 @@ def test_private_addresses_are_refused_in_links_names_and_redirects(pictures: We
     answers = {"mixed.test": ["93.184.216.34", "127.0.0.1"]}
 
     def lookup(host: str, port: int, family: int) -> list[tuple[int, str]]:
-        return [(socket.AF_INET, one) for one in answers.get(host, ["127.0.0.1"])]
+        return [(socket.AF_INET, item) for item in answers.get(host, ["127.0.0.1"])]
 
     out = prepare([*private, "http://public.example.com:22/x.jpg"])
     fetch(out, strict, lookup=lookup)
@@ -351,7 +351,7 @@ def test_same_responses_same_bytes_in_any_order(pictures: Web, prepare, tmp_path
     fetch(a, LIMITS)
     fetch(b, FetchLimits(concurrency=1, total_seconds=PATIENCE, max_bytes=200_000, allow_private=True))
     assert (a / "fetch" / "shard-00000.tar").read_bytes() == (b / "fetch" / "shard-00000.tar").read_bytes()
-    steps = [json.loads((one / "manifest.json").read_text())["steps"]["fetch"] for one in (a, b)]
+    steps = [json.loads((item / "manifest.json").read_text())["steps"]["fetch"] for item in (a, b)]
     assert steps[0]["hashes"] == steps[1]["hashes"]
     assert steps[0]["counts"] == steps[1]["counts"]
 

@@ -293,7 +293,7 @@ def test_similarity_keeps_what_reaches_the_threshold(searched) -> None:
     scores = score_captions(captions, config, letters)
     assert section["counts"]["kept"] == int((scores >= 0).sum()) == 2
     shown = json.loads((out / "judge" / "examples.json").read_text())
-    assert [one["text"] for one in shown["just_below"]] == ["fog product for sale"]
+    assert [item["text"] for item in shown["just_below"]] == ["fog product for sale"]
     assert section["encoder"] == "letters"
     assert judge_by_similarity(out, config, letters, "letters") == section
 
@@ -301,8 +301,8 @@ def test_similarity_keeps_what_reaches_the_threshold(searched) -> None:
 def test_examples_stand_on_both_sides_of_the_threshold() -> None:
     scores = np.linspace(-1, 1, 101)
     shown = examples_around([f"caption {i}" for i in range(101)], scores, 0.005, each=3)
-    assert [one["text"] for one in shown["just_below"]] == ["caption 48", "caption 49", "caption 50"]
-    assert [one["text"] for one in shown["just_above"]] == ["caption 51", "caption 52", "caption 53"]
+    assert [item["text"] for item in shown["just_below"]] == ["caption 48", "caption 49", "caption 50"]
+    assert [item["text"] for item in shown["just_above"]] == ["caption 51", "caption 52", "caption 53"]
     assert examples_around([], np.array([]), 0.0)["just_above"] == []
 
 

@@ -178,10 +178,10 @@ def test_one_file_and_many_give_the_same_rows(write_captions, tmp_path: Path) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table.slice(part * 100, 100), path)
     query = SearchQuery(Words("fog"))
-    one = search(str(whole), query, tmp_path / "one", threads=1)["counts"]
+    first = search(str(whole), query, tmp_path / "one", threads=1)["counts"]
     folder = search(str(tmp_path / "parts"), query, tmp_path / "folder", threads=1)["counts"]
     pattern = search(str(tmp_path / "parts" / "**" / "*.parquet"), query, tmp_path / "glob", threads=1)["counts"]
-    assert one == folder == pattern
+    assert first == folder == pattern
     assert set(found_texts(tmp_path / "one")) == set(found_texts(tmp_path / "folder"))
     assert negative_texts(tmp_path / "folder") == negative_texts(tmp_path / "glob")
 

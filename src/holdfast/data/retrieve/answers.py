@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import canonical_json, fingerprint_json, not_writable, read_regular
+from holdfast.artifacts import canonical_json, fingerprint_json, not_writable, read_or_empty
 from holdfast.data.retrieve.question import Question, Verdict
-from holdfast.errors import UserError
 
 _LARGEST_CACHE = 2 << 30  # bytes: some seven million answers
 MOST_TOKENS = 10**9  # of one answer; more than that is no count
@@ -40,7 +39,14 @@ class AnswerCache:
         self.lost: dict[str, int] = {"tokens_in": 0, "tokens_out": 0}  # answers that could not be read cost as well
         self._scope = fingerprint_json([model, question.fingerprint()])[7:]
         self._known: dict[str, Answer] = {}
-        for line in io.BytesIO(_content(path)):
+        content = read_or_empty(
+            path,
+            _LARGEST_CACHE,
+            what=f"the answers in {path}",
+            expected="a file of answers, or a name that is free",
+            do="name another file with --cache",
+        )
+        for line in io.BytesIO(content):
             entry = _parse(line)
             if entry is None:
                 self.unreadable += 1
@@ -75,20 +81,6 @@ class AnswerCache:
         except OSError as error:
             raise not_writable(self.path, error) from error
         self._remember(entry)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_regular(path, _LARGEST_CACHE)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UserError(
-            f"the answers in {path} cannot be read",
-            expected="a file of answers, or a name that is free",
-            found=error.strerror or str(error),
-            do="name another file with --cache",
-        ) from error
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import canonical_json, not_writable, read_regular, write_atomic, write_text
+from holdfast.artifacts import canonical_json, not_writable, read_or_empty, write_atomic, write_text
 from holdfast.data.retrieve.download import TRANSIENT, Outcome
 from holdfast.errors import HoldfastError, UserError
 
@@ -108,14 +108,14 @@ class ShardStore:
     def _finished(self, shard: int) -> tuple[dict[str, Record], int]:
         """The records of a whole shard, and the number of lines that hold none."""
         rows = {row.key: row for row in self.rows(shard)}
-        lines = [_parse(line) for line in io.BytesIO(_content(self.table(shard)))]
+        lines = [_parse(line) for line in io.BytesIO(_read_log(self.table(shard)))]
         records = [record for line in lines if (record := _record_of(line, rows)) is not None]
         return {record.key: record for record in records}, len(lines) - len(records)
 
     def _journalled(self, shard: int) -> tuple[dict[str, tuple[Record, bytes]], int]:
         """Outcomes of the shard under way, with their pictures, and the number of whole lines that hold none."""
         rows = {row.key: row for row in self.rows(shard)}
-        content = _content(self._journal(shard))
+        content = _read_log(self._journal(shard))
         whole = content[: content.rfind(b"\n") + 1]  # the rest was cut short by a kill
         known: dict[str, tuple[Record, bytes]] = {}
         unreadable = 0
@@ -158,7 +158,7 @@ class ShardStore:
             if not journal.exists():
                 self._blob(shard).unlink(missing_ok=True)
                 return
-            content = _content(journal)
+            content = _read_log(journal)
             whole = content.rfind(b"\n") + 1
             if whole != len(content):
                 with journal.open("r+b") as file:
@@ -247,17 +247,9 @@ class ShardStore:
         )
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return read_regular(path, _LARGEST_LOG)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read",
-            found=error.strerror or str(error),
-            do="remove it and run `holdfast retrieve fetch` again: what it told of is fetched again",
-        ) from error
+def _read_log(path: Path) -> bytes:
+    again = "remove it and run `holdfast retrieve fetch` again: what it recorded is fetched again"
+    return read_or_empty(path, _LARGEST_LOG, do=again)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.report.axes import HEIGHT, WIDTH, Plot, band, bounds, diamond, dot, frame, line
 from holdfast.report.content import Paired, RunContent, Series
 from holdfast.report.evidence import Evidence, TaskRow
-from holdfast.report.markup import Markup, count, percent, points, tag
+from holdfast.report.html.axes import HEIGHT, WIDTH, Plot, band, bounds, diamond, dot, frame, line
+from holdfast.report.html.markup import Markup, count, percent, points, tag
 
 MANY = 10  # more tasks than this, and only the most telling ones have a line of their own
+MANY_NAMES = 40  # more grey lines than this, and their names are folded away
+MATRIX = 14  # up to this many classes the confusion is a matrix; above, a list of what is mixed up
 FOREST_WIDTH, FOREST_HEIGHT = 150, 20
 
 
@@ -85,12 +87,12 @@ def overview(evidence: Evidence) -> Markup:
 
 def trajectory(content: RunContent) -> Markup:
     """Target gain against the worst protected change as training goes, light to dark; the old model is the cross."""
-    looks = content.looks
+    checkpoints = content.checkpoints
     walk = [
         (candidate.dev.dev_safety * 100, candidate.dev.target_gain * 100, candidate) for candidate in content.candidates
     ]
-    xs = [0.0, *(safety * 100 for _, safety, _ in looks), *(x for x, _, _ in walk)]
-    ys = [0.0, *(gain * 100 for _, _, gain in looks), *(y for _, y, _ in walk)]
+    xs = [0.0, *(safety * 100 for _, safety, _ in checkpoints), *(x for x, _, _ in walk)]
+    ys = [0.0, *(gain * 100 for _, _, gain in checkpoints), *(y for _, y, _ in walk)]
     plot = Plot.of(
         bounds(xs, pad=0.1),
         bounds(ys, pad=0.1),
@@ -99,15 +101,15 @@ def trajectory(content: RunContent) -> Markup:
         y_name=f"gain of {_short(content.target)} (points)",
         height=HEIGHT + 30,
     )
-    track = [(0.0, 0.0), *((safety * 100, gain * 100) for _, safety, gain in looks)]
+    track = [(0.0, 0.0), *((safety * 100, gain * 100) for _, safety, gain in checkpoints)]
     marks: list[Markup] = [line([x for x, _ in track], [y for _, y in track], plot, "track")]
     old_x, old_y = plot.x(0), plot.y(0)
     cross = f"M{old_x - 5} {old_y}H{old_x + 5}M{old_x} {old_y - 5}V{old_y + 5}"
     marks.append(tag("path", tag("title", "old model"), class_="old", d=cross, data_tip="old model"))
-    for number, (step, safety, gain) in enumerate(looks):
-        shade = 0.2 + 0.8 * (number + 1) / len(looks)
+    for number, (step, safety, gain) in enumerate(checkpoints):
+        shade = 0.2 + 0.8 * (number + 1) / len(checkpoints)
         tip = f"step {step:,}: worst {points(safety)}, target {points(gain)}"
-        marks.append(dot(plot.x(safety * 100), plot.y(gain * 100), "look", tip, 4.5, round(shade, 2)))
+        marks.append(dot(plot.x(safety * 100), plot.y(gain * 100), "checkpoint", tip, 4.5, round(shade, 2)))
     for x, y, candidate in walk:
         worst, gain = points(candidate.dev.dev_safety), points(candidate.dev.target_gain)
         tip = f"candidate {candidate.name}: worst {worst}, target {gain}"
@@ -146,7 +148,7 @@ def over_time(series: Series, telling: Sequence[str], y_name: str, label: str) -
             marks.append(dot(plot.x(steps[0]), plot.y(values[0]), f"series s{number % 10}", tip, 3))
         else:
             marks.append(
-                tag("g", line(steps, values, plot, f"series s{number % 10}", tip), class_="one", data_series=task)
+                tag("g", line(steps, values, plot, f"series s{number % 10}", tip), class_="trace", data_series=task)
             )
     return plot.draw(*marks)
 
@@ -207,7 +209,7 @@ def confusion_counts(label: np.ndarray, predicted: np.ndarray, classes: Sequence
     return table[:size, :size]
 
 
-def bought(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
+def gain_steps(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
     """The largest target gain seen within each accepted loss."""
     margins = [float(step["margin"]) * 100 for step in steps]
     gains = [float(step["target_gain"]) * 100 for step in steps]
@@ -226,7 +228,7 @@ def bought(steps: Sequence[Mapping[str, float]], target: str) -> Markup:
     marks = [line(xs, ys, plot, "step")]
     for margin, gain in zip(margins, gains, strict=True):
         tip = f"a loss of {margin:g} points would buy {points(gain / 100)} points of {target}"
-        marks.append(dot(plot.x(margin), plot.y(gain), "look", tip, 3.6))
+        marks.append(dot(plot.x(margin), plot.y(gain), "checkpoint", tip, 3.6))
     return plot.draw(*marks)
 
 
@@ -258,19 +260,26 @@ def over_rounds(names: Sequence[str], values: Mapping[str, Sequence[float | None
             if value is not None and task in telling:
                 tip = f"{task}, {names[place]}: {percent(value)}"
                 group.append(dot(plot.x(place), plot.y(value * 100), kind + " dot", tip, 3))
-        marks.append(tag("g", *group, class_="one", data_series=task))
+        marks.append(tag("g", *group, class_="trace", data_series=task))
     return plot.draw(*marks)
 
 
-def legend(names: Sequence[str], rest: int = 0) -> Markup:
-    """Names beside their colour; the script lets one stand out."""
+def legend(names: Sequence[str], rest: int = 0, others: Sequence[str] = ()) -> Markup:
+    """Names beside their colour; the script lets one stand out.
+
+    ``rest`` counts tasks without a line of their own; ``others`` have a grey line each, and their names.
+    """
     items = [
         tag("li", tag("i", class_=f"key s{number % 10}"), tag("span", name), data_series=name)
         for number, name in enumerate(names)
     ]
     if rest:
         items.append(tag("li", tag("i", class_="key rest"), tag("span", f"the other {count(rest, 'task')}")))
-    return tag("ul", *items, class_="legend")
+    grey = [tag("li", tag("i", class_="key rest"), tag("span", name), data_series=name) for name in others]
+    if len(grey) > MANY_NAMES:
+        summary = tag("summary", f"the other {count(len(grey), 'class', 'classes')}, in grey")
+        grey = [tag("li", tag("details", summary, tag("ul", *grey, class_="legend")))]
+    return tag("ul", *items, *grey, class_="legend")
 
 
 def _short(name: str, most: int = 24) -> str:
@@ -279,11 +288,11 @@ def _short(name: str, most: int = 24) -> str:
 
 __all__ = [
     "WIDTH",
-    "bought",
     "confusion",
     "confusion_counts",
     "forest_cell",
     "forest_scale",
+    "gain_steps",
     "legend",
     "over_rounds",
     "over_time",

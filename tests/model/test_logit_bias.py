@@ -1,4 +1,4 @@
-"""A class named less readily: lowered by about the amount asked for on every picture, and the others not at all."""
+"""A class predicted less often: its logit is lowered by about the amount on every picture, the others not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.candidates.logit_bias import features_of, held_back, steady_direction
+from holdfast.candidates.logit_bias import features_of, steady_direction, with_lower_logit
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
@@ -45,8 +45,8 @@ def test_the_class_feature_moves_exactly_as_said(classifier: Classifier, disturb
     model = classifier.with_classes(CLASSES, prompts).double().frozen_copy()
     name, row = "foggy", 1
     v = nn.functional.normalize(torch.randn(model.towers.embed_dim, dtype=torch.float64), dim=0)
-    held = held_back(model, name, 3.0, v)
-    before = torch.stack([model.text_features(one[None], head=row)[0] for one in _own(model, row)])
+    held = with_lower_logit(model, name, 3.0, v)
+    before = torch.stack([model.text_features(item[None], head=row)[0] for item in _own(model, row)])
     wanted = nn.functional.normalize(nn.functional.normalize(before - 3.0 * 0.05 * v, dim=1).mean(dim=0), dim=0)
     torch.testing.assert_close(held.class_matrix()[row], wanted, rtol=0, atol=1e-9)
     others = [place for place in range(len(CLASSES)) if place != row]
@@ -61,7 +61,7 @@ def test_logits_fall_by_about_the_amount_on_every_picture(classifier: Classifier
     model = classifier.double().frozen_copy()
     centre = nn.functional.normalize(torch.randn(model.towers.embed_dim, dtype=torch.float64), dim=0)
     features = around(centre, 300, 0.5)
-    held = held_back(model, CLASSES[-1], 1.0, steady_direction(features))
+    held = with_lower_logit(model, CLASSES[-1], 1.0, steady_direction(features))
     fall = ((features @ model.class_matrix().T) - (features @ held.class_matrix().T))[:, -1] / 0.05
     assert fall.mean() == pytest.approx(1.0, abs=0.15)
     assert fall.std() < 0.2
@@ -71,7 +71,7 @@ def test_a_linear_head_moves_its_row(classifier: Classifier) -> None:
     classifier.use_linear()
     model = classifier.frozen_copy()
     v = torch.randn(model.towers.embed_dim)
-    held = held_back(model, CLASSES[1], 2.0, v)
+    held = with_lower_logit(model, CLASSES[1], 2.0, v)
     assert model.linear is not None
     assert held.linear is not None
     torch.testing.assert_close(held.linear[1], model.linear[1] - 2.0 * 0.05 * v)
@@ -84,7 +84,7 @@ def test_it_is_stored_served_and_developed_further(
     classifier.begin_round(rank=3, seed=1)
     disturb(classifier, 0.1)
     model = classifier.frozen_copy()
-    held = held_back(model, CLASSES[-1], 2.0, steady_direction(model.image_features(images)))
+    held = with_lower_logit(model, CLASSES[-1], 2.0, steady_direction(model.image_features(images)))
     assert not torch.equal(held.logits(images)[:, -1], model.logits(images)[:, -1])
     assert len(model.heads.rounds) == 1  # the model itself is as it was
     save_model(held, tmp_path / "held")

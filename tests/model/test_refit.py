@@ -85,8 +85,8 @@ def test_it_finds_the_optimum(classifier: Classifier, monkeypatch: pytest.Monkey
     entries = (hidden / features.norm(dim=1, keepdim=True)).numpy()
     moments = entries.T @ entries / len(entries)
     steady = np.linalg.solve(moments + 0.01 * moments.diagonal().mean() * np.eye(len(moments)), entries.mean(axis=0))
-    one, centre = entries @ steady, entries.mean(axis=0)
-    spread = (entries - one[:, None] * centre).std(axis=0, ddof=1)
+    first, centre = entries @ steady, entries.mean(axis=0)
+    spread = (entries - first[:, None] * centre).std(axis=0, ddof=1)
 
     def p_of(unknown: np.ndarray) -> np.ndarray:
         u, b = unknown[:-1], unknown[-1]
@@ -166,7 +166,7 @@ def test_the_head_moves_where_the_tower_may_not(classifier: Classifier, monkeypa
     best = loss(changed.class_matrix())
     assert best < loss(model.class_matrix()) - 0.05
     step = 1e-3 * torch.randn(20, model.towers.embed_dim, generator=torch.Generator().manual_seed(1)).double()
-    near = [loss(TargetRefit(CLASSES[2], fit.weights + one, None).applied(model).class_matrix()) for one in step]
+    near = [loss(TargetRefit(CLASSES[2], fit.weights + item, None).applied(model).class_matrix()) for item in step]
     assert min(near) > best - 1e-3  # no step from it gains more than the ridge gives away
 
 
@@ -204,7 +204,7 @@ def bright_round(n: int = 40) -> RoundData:
     noise = torch.randint(0, 120, (3 * n, 3, 32, 32), generator=torch.Generator().manual_seed(2))
     pictures = (noise + 130 * nn.functional.one_hot(colour, 3)[:, :, None, None]).to(torch.uint8)
     pixels, rows = Pixels(pictures), np.arange(3 * n)
-    names = tuple(str(one) for one in rows)
+    names = tuple(str(row) for row in rows)
     protected = LabelledSet(pixels, rows[: 2 * n], colour[: 2 * n].numpy(), names[: 2 * n])
     own = PairSet(pixels, rows[2 * n :], ("snow",) * n, names[2 * n :])
     whole = LabelledSet(pixels, rows, colour.numpy(), names)
@@ -222,7 +222,7 @@ def test_a_round_of_its_own_pictures(classifier: Classifier, tmp_path: Path, in_
     changed = fit.applied(model)
     pictures = model.preprocess.normalise(data.dev.images())
     labels = torch.from_numpy(data.dev.labels)
-    before, after = (one.logits(pictures).argmax(dim=1) for one in (model, changed))
+    before, after = (item.logits(pictures).argmax(dim=1) for item in (model, changed))
     assert ((before == 2) != (labels == 2)).any()
     assert (after == labels)[labels == 2].all()
     assert not (after == 2)[labels != 2].any()

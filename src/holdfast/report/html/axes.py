@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.report.markup import Markup, tag
+from holdfast.report.html.markup import Markup, tag
 
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40

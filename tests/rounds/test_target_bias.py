@@ -1,4 +1,4 @@
-"""Candidates whose target is fitted anew and held back: in the list, in files, and as the model handed back."""
+"""Candidates with a refitted target and a target bias: in the list, in files, and as the model handed back."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TRAIN: dict[str, Any] = {"batch": 32, "images_per_task": 8, "warmup_steps": 5, "
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same round with candidates held back by nothing and by six, with those held back alone, and at λ = 0."""
+    """The same round with biases of nothing and of six, with a bias alone, and at λ = 0."""
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)
-    root = tmp_path_factory.mktemp("held")
+    root = tmp_path_factory.mktemp("bias")
     for name, digit in (("one", 1), ("six", 6), ("four", 4)):
         folder = root / "data" / name
         folder.mkdir(parents=True)
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tune(parse(TuneConfig, base, "base"), root / "base", root, quiet=True)
     for name, interpolation, target_bias, freeze in (
         ("both", [0.5, 1.0], [0.0, 6.0], "nothing"),
-        ("held", [0.0, 0.25, 1.0], [0.5], "nothing"),
+        ("biased", [0.0, 0.25, 1.0], [0.5], "nothing"),
         ("alone", [0.0], [0.0], "nothing"),
         ("frozen", [0.0], [0.0], "towers"),
     ):
@@ -70,19 +70,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     run = RunFolder.open(runs / "both")
     candidates = read_json(run.result)["candidates"]
-    spots = [(one["lambda"], one["bias"]) for one in candidates]
+    spots = [(candidate["lambda"], candidate["bias"]) for candidate in candidates]
     assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
-    assert [one["name"] for one in candidates][2:] == ["step-00000080@1", "step-00000080@1-bias6"]
+    assert [candidate["name"] for candidate in candidates][2:] == ["step-00000080@1", "step-00000080@1-bias6"]
     named = {
-        one["bias"]: read_predictions(run.predictions(one["name"], "dev"))["prediction"].to_pylist().count("four")
-        for one in candidates
-        if one["lambda"] == 1
+        candidate["bias"]: read_predictions(run.predictions(candidate["name"], "dev"))["prediction"]
+        .to_pylist()
+        .count("four")
+        for candidate in candidates
+        if candidate["lambda"] == 1
     }
     assert named[6.0] < named[0.0]  # a logit of six: most of the pictures that it was named for are given up
 
 
 def test_what_is_handed_back_says_what_the_candidate_said(runs: Path) -> None:
-    run = RunFolder.open(runs / "held")
+    run = RunFolder.open(runs / "biased")
     result = read_json(run.result)
     assert result["chosen"] is not None
     assert result["chosen"].endswith("-bias0.5")
@@ -98,8 +100,8 @@ def test_where_only_the_target_is_new_nothing_else_changes(runs: Path, name: str
     """Every picture is called what it was called before, or the target; and the target gains."""
     run = RunFolder.open(runs / name)
     result = read_json(run.result)
-    assert [one["name"] for one in result["candidates"]] == ["refit"]
-    old, new = (read_predictions(run.predictions(one, "dev")) for one in ("old", "refit"))
+    assert [candidate["name"] for candidate in result["candidates"]] == ["refit"]
+    old, new = (read_predictions(run.predictions(name, "dev")) for name in ("old", "refit"))
     pairs = list(zip(old["prediction"].to_pylist(), new["prediction"].to_pylist(), strict=True))
     assert all(after in (before, "four") for before, after in pairs if before != "four")
     assert result["dev"]["target_gain"] > (0.1 if name == "alone" else 0)

@@ -40,7 +40,7 @@
     if (!place) continue;
     const rows = place.tBodies ? [...place.tBodies[0].rows] : all("[data-find]", place);
     const texts = rows.map((row) => (row.dataset.find ?? row.textContent).toLocaleLowerCase());
-    const told = document.querySelector(`output[data-count="${name}"]`);
+    const counter = document.querySelector(`output[data-count="${name}"]`);
     input.addEventListener("input", () => {
       const wanted = input.value.trim().toLocaleLowerCase();
       let shown = 0;
@@ -48,9 +48,9 @@
         row.hidden = !texts[number].includes(wanted);
         shown += row.hidden ? 0 : 1;
       });
-      if (told) told.textContent = wanted ? `${shown} of ${rows.length}` : `${rows.length}`;
+      if (counter) counter.textContent = wanted ? `${shown} of ${rows.length}` : `${rows.length}`;
     });
-    if (told) told.textContent = `${rows.length}`;
+    if (counter) counter.textContent = `${rows.length}`;
   }
 
   // -- figures on hover and by arrow keys --------------------------------------------------------------------------
@@ -132,7 +132,7 @@
         for (const other of all("li.on", legend)) if (other !== item) other.classList.remove("on");
         for (const chart of all("svg.chart", part)) {
           chart.classList.toggle("dim", on);
-          for (const one of all(".one", chart)) one.classList.toggle("on", on && one.dataset.series === item.dataset.series);
+          for (const trace of all(".trace", chart)) trace.classList.toggle("on", on && trace.dataset.series === item.dataset.series);
         }
       };
       item.addEventListener("click", pick);

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from holdfast.report.content import Paired, RunContent
-from holdfast.report.markup import Markup, count, percent, tag
+from holdfast.report.html.markup import Markup, count, percent, tag
 from holdfast.report.pictures import Pictures, Place
 
 MOST = 90  # pictures of each kind that are put on the page; the tables count all of them
@@ -92,20 +92,20 @@ def _card(pair: Paired, row: int, kind: str, pictures: Pictures, place: Place | 
         "li",
         picture,
         tag("b", label),
-        _said("old", str(pair.old[row]), float(pair.old_score[row]), kind == "lost"),
-        _said("new", str(pair.new[row]), float(pair.new_score[row]), kind == "gained"),
+        _prediction("old", str(pair.old[row]), float(pair.old_score[row]), kind == "lost"),
+        _prediction("new", str(pair.new[row]), float(pair.new_score[row]), kind == "gained"),
         tag("small", f"{file} · {NAMES[pair.role]}", title=name),
         data_find=f"{label} {pair.old[row]} {pair.new[row]} {name}",
         class_=kind,
     )
 
 
-def _said(which: str, prediction: str, score: float, right: bool) -> Markup:
+def _prediction(which: str, prediction: str, score: float, right: bool) -> Markup:
     mark = "✓" if right else "✗"
     return tag(
         "span",
         tag("i", which),
         tag("em", f"{mark} {prediction}", class_="right" if right else "wrong"),
         tag("small", percent(score, 0)),
-        class_="said",
+        class_="prediction",
     )

@@ -1,0 +1,1 @@
+"""What a page shows, one module a section."""

@@ -1,0 +1,54 @@
+"""Fingerprints, ledger, problems in the data and settings."""
+
+from __future__ import annotations
+
+import json
+
+from holdfast.report.content import RunContent
+from holdfast.report.html.markup import Markup, count, tag
+
+
+def record_section(content: RunContent) -> Markup:
+    """Everything that identifies the run."""
+    state = content.state
+    facts = [
+        ("holdfast", state.get("version")),
+        ("method", (content.config.get("method") or {}).get("name")),
+        ("seed", content.config.get("seed")),
+        ("parent model", state.get("parent")),
+        ("data", state.get("data")),
+        ("run", state.get("fingerprint")),
+    ]
+    counts = state.get("counts") or {}
+    facts += [(f"images: {name.replace('_', ' ')}", f"{number:,}") for name, number in counts.items()]
+    parts = [tag("dl", *((tag("dt", name), tag("dd", value)) for name, value in facts if value is not None))]
+    if content.ledger:
+        parts.append(tag("h3", "Ledger of the sealed set"))
+        parts.append(tag("ol", *(tag("li", _entry(dict(item))) for item in content.ledger), class_="ledger"))
+    for note in content.notes:
+        parts.append(tag("p", f"The ledger could not be read: {note}", class_="note"))
+    problems = state.get("problems") or []
+    if problems:
+        shown = [
+            f"{problem.get('kind')}: {problem.get('where')} {problem.get('detail') or ''}" for problem in problems[:200]
+        ]
+        parts.append(
+            tag(
+                "details",
+                tag("summary", f"{count(len(problems), 'problem')} found in the data and dealt with"),
+                tag("ul", *(tag("li", item) for item in shown)),
+            )
+        )
+    config = json.dumps(content.config, indent=1, ensure_ascii=False)
+    parts.append(tag("details", tag("summary", "The round as it was run"), tag("pre", config)))
+    return tag("div", *parts)
+
+
+def _entry(entry: dict[str, object]) -> str:
+    kind, when = entry.get("event"), f"{entry['time']}: " if "time" in entry else ""
+    if kind in ("query", "look"):  # the second in ledgers of earlier versions
+        return f"{when}query {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
+    if kind == "result":
+        which = f", {entry['which']} ships" if entry.get("which") else ""
+        return f"{when}query {entry.get('number')} {'passed' if entry.get('passed') else 'did not pass'}{which}"
+    return f"{when}opened with {json.dumps(entry.get('budget'))}"

@@ -1,0 +1,32 @@
+"""Results under the keys of an earlier version, read for one release. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.artifacts import read_json
+
+_CANDIDATE = {"held": "bias"}
+_RESULT = {"bought_by_margin": "gain_by_margin"}
+
+
+def read_result_json(path: Path) -> Any:
+    """``result.json`` (or ``candidates.json``) under today's keys, whichever version wrote it.
+
+    Names of candidates stay as they were written: the tables of predictions carry them too.
+    """
+    values = read_json(path)
+    if not isinstance(values, dict):
+        return values  # whoever reads it says what was expected
+    result = _moved(values, _RESULT)
+    if isinstance(candidates := result.get("candidates"), list):
+        result["candidates"] = [
+            _moved(entry, _CANDIDATE) if isinstance(entry, dict) else entry
+            for entry in candidates  # pyright: ignore[reportUnknownVariableType]
+        ]
+    return result
+
+
+def _moved(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {key if (new := names.get(key, key)) in values else new: value for key, value in values.items()}
