@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,8 +27,8 @@ CERTIFY: dict[str, tuple[str, ...]] = {
     "--labels": ("--labels", "clear"),
     "--sequential": ("--sequential",),
     "--distinct-rows": ("--distinct-rows",),
-    "--group": ("--group", "video", "--equal-groups"),
-    "--weight": ("--weight", "w"),
+    "--group": ("--group", "video", "--largest-unit", "3"),
+    "--weight": ("--weight", "w", "--largest-unit", "2"),
     "--score-range": ("--score-range", "0,1"),
     "--largest-unit": ("--largest-unit", "9"),
     "--equal-groups": ("--equal-groups",),
@@ -56,10 +57,10 @@ PLAN: dict[str, tuple[str, ...]] = {
     "--predictions": ("--predictions", "p.csv"),
     "--target": ("--target", "foggy"),
     "--group-size": ("--group-size", "4"),
-    "--icc": ("--icc", "0.5", "--group-size", "4"),
+    "--icc": ("--icc", "0.5"),
     "--score-deviation": ("--score-deviation", "0.1"),
-    "--group": ("--group", "video", "--equal-groups"),
-    "--weight": ("--weight", "w"),
+    "--group": ("--group", "video", "--largest-unit", "3"),
+    "--weight": ("--weight", "w", "--largest-unit", "2"),
     "--score-range": ("--score-range", "0,1"),
     "--largest-unit": ("--largest-unit", "9"),
     "--equal-groups": ("--equal-groups",),
@@ -68,9 +69,9 @@ PLAN: dict[str, tuple[str, ...]] = {
 
 
 def with_units(table: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The rows with groups of three, one weight and scores."""
+    """The rows with groups of three, weights and scores."""
     return [
-        {**row, "video": f"v{index // 3}", "w": "2", "old_score": "0.5", "new_score": f"0.{4 + index % 3}"}
+        {**row, "video": f"v{index // 3}", "w": str(1 + index % 2), "old_score": "0.5", "new_score": f"0.{4 + index % 3}"}
         for index, row in enumerate(table)
     ]
 
@@ -104,9 +105,9 @@ def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
     def call(*words: str) -> Outcome:
         code = shell(*words)
-        found = tuple(path.read_text() for path in written if path.exists())
+        found = tuple(path.read_text() for path in written if path.is_file())
         for path in written:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         assert "Traceback" not in shell.err
         if code == 2:
             assert shell.err.startswith(("error: ", "Usage: "))
