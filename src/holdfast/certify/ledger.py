@@ -23,7 +23,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from holdfast.chained import ChainedLog
+from holdfast.chained import ChainedLog, Head
 from holdfast.errors import FaultError, UndecidedError, UserError
 
 _QUERY = ("query", "look")  # the second in ledgers of earlier versions
@@ -131,11 +131,15 @@ class Ledger:
     def standing(self, fingerprint: str, after: int | None = None) -> Standing | None:
         """Where a set stands, or stood ``after`` the query of that number; None when it was never queried."""
         log = self._log(fingerprint)
-        return _standing(log, after) if log.entries() or log.unreadable() else None
+        return _standing(log, after) if log.entries() or log.unreadable() or log.anchored else None
 
     def entries(self, fingerprint: str) -> list[dict[str, Any]]:
         """The record of a set, as it was written."""
         return self._log(fingerprint).entries()
+
+    def head(self, fingerprint: str) -> Head:
+        """How far the record of a set reaches now: kept in certificates, so that a cut below it is found."""
+        return self._log(fingerprint).now()
 
     def check(self, fingerprint: str, budget: Budget, *, run: str = "", resumed: bool = False) -> None:
         """Refuse beforehand what :meth:`query` would: a spent set, another budget, a folder that cannot be written.
@@ -242,7 +246,7 @@ def _standing(log: ChainedLog, after: int | None = None) -> Standing:
         raise UserError(
             f"the ledger entry {log.path} was changed",
             expected="a record that is only ever appended to",
-            found=f"an entry that does not follow the one before it: {broken.entry.get('event')}",
+            found=broken.reason,
             do="restore the file, or seal new images",
         )
     entries = log.entries()
