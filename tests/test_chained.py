@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -112,4 +113,93 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             log.append({"event": "note"})
     assert log.path.read_bytes() == before
     assert json.loads(before.splitlines()[-1])["number"] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "log.jsonl.head"]
+
+
+# -- the head: what the chain alone cannot show -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_log_that_was_cut_at_its_end_is_found(tmp_path: Path, kept: int, tried: Callable[..., None]) -> None:
+    tried("faults")
+    log = filled(tmp_path / "log.jsonl")
+    lines = log.path.read_text().splitlines(keepends=True)
+    log.path.write_text("".join(lines[:kept]))
+    broken = log.broken()
+    assert broken is not None
+    assert "cut off" in broken.reason
+    with log.locked(), pytest.raises(UserError, match="nothing is appended"):
+        log.append({"event": "note"})
+    log.path.write_text("".join(lines))
+    assert log.broken() is None
+
+
+def test_a_last_entry_written_anew_with_a_hash_that_fits_is_found(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log.jsonl")
+    lines = log.path.read_text().splitlines()
+    entry = json.loads(lines[-1])
+    body = {name: value for name, value in entry.items() if name != "fingerprint"} | {"number": 9}
+    forged = canonical_json({**body, "fingerprint": fingerprint_bytes(canonical_json(body).encode())})
+    log.path.write_text("\n".join([*lines[:-1], forged]) + "\n")
+    broken = log.broken()
+    assert broken is not None
+    assert "not the one that was written" in broken.reason
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b"[1]", b"\xff", b'{"entries":"x","fingerprint":""}', b"[" * 4000]
+)
+def test_a_head_that_is_gone_or_unreadable_is_found(
+    tmp_path: Path, content: bytes | None, tried: Callable[..., None]
+) -> None:
+    tried("faults")
+    log = filled(tmp_path / "log.jsonl")
+    log.head_path.unlink() if content is None else log.head_path.write_bytes(content)
+    assert log.broken() is not None
+
+
+def test_a_kill_between_an_entry_and_its_head_is_no_fault(tmp_path: Path, tried: Callable[..., None]) -> None:
+    for count in (1, 2, 3):
+        tried("faults")
+        log = filled(tmp_path / f"log{count}.jsonl", count)
+        head = log.head_path.read_bytes()
+        with log.locked():
+            log.append({"event": "note", "number": count})
+        log.head_path.write_bytes(head)  # as it was before that append
+        assert log.broken() is None
+        with log.locked():
+            log.append({"event": "note", "number": count + 1})
+        assert log.broken() is None
+        assert log.head() == log.now()
+    first = filled(tmp_path / "first.jsonl", 1)
+    first.head_path.unlink()
+    assert first.broken() is None
+
+
+def test_a_log_of_an_earlier_version_has_no_head_until_the_next_entry(tmp_path: Path) -> None:
+    log = ChainedLog(tmp_path / "log.jsonl")
+    log.path.write_text(canonical_json({"event": "opened", "previous": ""}) + "\n")
+    assert not log.anchored
+    assert log.broken() is None
+    with log.locked():
+        log.append({"event": "look"})
+    assert log.anchored
+    lines = log.path.read_text().splitlines(keepends=True)
+    log.path.write_text(lines[0])
+    assert log.broken() is not None
+
+
+def test_reading_beside_somebody_who_appends_finds_no_fault(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log.jsonl", 1)
+    with ThreadPoolExecutor(1) as pool:
+
+        def add() -> None:
+            for number in range(30):
+                with log.locked():
+                    log.append({"number": number})
+
+        done = pool.submit(add)
+        while not done.done():
+            assert log.broken() is None
+        done.result()
+    assert log.broken() is None

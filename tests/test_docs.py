@@ -225,13 +225,17 @@ Path("entered.txt").write_text("\\n".join(entered))
 @pytest.mark.slow
 def test_the_walk_through_a_round_is_that_of_a_round(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos")
-    for block in blocks(TUTORIAL):
-        if block.mark.startswith("file "):
-            text = block.body.replace("steps = 40", "steps = 10").replace("every = 20", "every = 5")
-            (tmp_path / block.mark.removeprefix("file ").strip()).write_text(text, encoding="utf-8")
-    for code in ("from holdfast.cli import main; main()", WALK):
-        words = ["tune", "TUNE.toml", "--out", "base", "--quiet"] if code is not WALK else []
+    plain = "from holdfast.cli import main; main()"
+    steps = (
+        (plain, "init", "photos", "--target", "foggy", "--model", "tiny"),
+        (plain, "tune", "TUNE.toml", "--out", "base", "--quiet"),
+        (WALK,),
+    )
+    for code, *words in steps:
         subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, check=True, capture_output=True)
+        for file in (tmp_path / "TUNE.toml", tmp_path / "ROUND.toml"):
+            text = re.sub(r"^steps = \d+", "steps = 10", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            file.write_text(re.sub(r"^every = \d+", "every = 5", text, flags=re.MULTILINE), encoding="utf-8")
     entered = (tmp_path / "entered.txt").read_text(encoding="utf-8").split()
     by_verdict = ("certify/exact/power.py", "certify/shape.py")  # advice where undecided, a certificate where not
     entered, listed = ([module for module in modules if module not in by_verdict] for modules in (entered, walked()))

@@ -106,7 +106,12 @@ def test_the_history_of_a_project_reads_its_files_alone(light: Run, tmp_path: Pa
 
 def test_a_source_is_looked_at(light: Run, tmp_path: Path) -> None:
     made_up_run(tmp_path / "run", source=tmp_path / "pictures")
-    assert light("-m", "holdfast", "init", "pictures").returncode == 0
+    done = light("-m", "holdfast", "init", "pictures")
+    assert done.returncode == 2
+    assert "which model is to be improved?" in done.stderr
+    target = next(item.name for item in (tmp_path / "pictures").iterdir() if item.is_dir())
+    done = light("-m", "holdfast", "init", "pictures", "--target", target, "--model", "tiny")
+    assert done.returncode == 0, done.stderr
     done = light("-m", "holdfast", "data", "pictures", "--json")
     assert done.returncode == 0, done.stderr
 

@@ -202,7 +202,7 @@ def command_line() -> str:
         "| 1 | a failure of holdfast, or of a job of a study |",
         "| 2 | a mistake in the input; one sentence says what was expected |",
         "| 3 | a fault was found: regressed, a leak, a changed fingerprint |",
-        "| 4 | undecided, or the old model was kept |",
+        "| 4 | undecided, or the old model was kept; of `verify`: nothing contradicts it, and not all was at hand |",
         "| 130, 143 | interrupted (SIGINT, SIGTERM) |",
         "",
     ]

@@ -48,3 +48,13 @@ def predictions(table: list[dict[str, str]], model: str) -> pa.Table:
         ],
         schema=PREDICTIONS,
     )
+
+
+def write_pair(folder: Path, spec: Spec, name: str = "") -> tuple[Path, Path]:
+    """Two files of predictions, one a model."""
+    columns = "example_id,task,label,prediction"
+    old, new = (
+        write_csv(folder / f"{name}{model}.csv", [{**row, "prediction": row[model]} for row in rows(spec)], columns)
+        for model in ("old", "new")
+    )
+    return old, new

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def inputs(given: dict[str, str]) -> dict[str, str]:
     values = {name: str(item.get("default", "")) for name, item in ACTION["inputs"].items()} | given
 
     def filled(text: str) -> str:
-        found = re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda match: values[match[1]], text)
+        found = re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda match: values[match[1]], text)
         return found.replace("${{ github.event.pull_request.number }}", "7").replace("${{ github.token }}", "secret")
 
     return {name: filled(text) for name, text in STEPS["Certify"]["env"].items()}
@@ -65,6 +66,8 @@ def run(folder: Path, spec: dict[str, tuple[int, int, int]], **given: str) -> su
         "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
         "GITHUB_REPOSITORY": "owner/models",
         "GITHUB_JOB": "certify",
+        "GITHUB_RUN_ID": "11",
+        "GITHUB_SERVER_URL": f"file://{folder}",
     }
     command = [*BASH, STEPS["Certify"]["run"]]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -151,6 +154,95 @@ def test_the_recipe_uses_inputs_that_there_are() -> None:
     (used,) = [step["with"] for step in recipe["jobs"]["certify"]["steps"] if "holdfast@" in step.get("uses", "")]
     required = {name for name, item in ACTION["inputs"].items() if item.get("required")}
     assert required <= set(used) <= set(ACTION["inputs"])
+
+
+# -- the ledger, on a branch of its own -------------------------------------------------------------------------------
+
+BAD = {"clear": (500, 5, 60), "snowy": (400, 4, 1)}
+LEDGER = {"ledger-branch": "holdfast-ledger", "query-budget": "3"}
+
+
+def git(*arguments: object) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *identity, *map(str, arguments)], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def repository(folder: Path, branch: str = "holdfast-ledger") -> Path:
+    """The repository of the models, as a server holds it, with an empty branch for the ledger."""
+    bare = folder / "owner" / "models"
+    git("init", "--quiet", "--bare", bare)
+    git("init", "--quiet", folder / "first")
+    git("-C", folder / "first", "checkout", "--quiet", "--orphan", branch)
+    git("-C", folder / "first", "commit", "--quiet", "--allow-empty", "--message", "Ledger")
+    git("-C", folder / "first", "push", "--quiet", bare, branch)
+    return bare
+
+
+def recorded(bare: Path) -> list[dict[str, Any]]:
+    """The entries that the branch holds."""
+    names = git("-C", bare, "ls-tree", "--name-only", "holdfast-ledger").split()
+    texts = [git("-C", bare, "show", f"holdfast-ledger:{name}") for name in names if name.endswith(".jsonl")]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def refusing(bare: Path, times: int) -> None:
+    """A server that takes no push so many times, as when another job was faster."""
+    (bare / "left").write_text("x" * times)
+    hook = bare / "hooks" / "pre-receive"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(
+        f'#!/usr/bin/env bash\nleft=$(cat "{bare}/left")\n'
+        f'if [[ -n "$left" ]]; then printf %s "${{left#x}}" > "{bare}/left"; exit 1; fi\n'
+    )
+    hook.chmod(0o755)
+
+
+def test_pull_requests_share_a_budget_that_outlives_the_job(tmp_path: Path) -> None:
+    bare = repository(tmp_path)
+    done = run(tmp_path, BAD, **LEDGER, junit="j.xml")
+    assert done.returncode == 4, done.stderr
+    assert "negative flips" not in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "j.xml").exists()
+    assert [entry["event"] for entry in recorded(bare)] == ["opened", "query", "result"]
+    assert run(tmp_path, BAD, **LEDGER).returncode == 4  # the same models again: no second query
+    assert len(recorded(bare)) == 3
+    assert run(tmp_path, GOOD, **LEDGER).returncode == 0
+    assert recorded(bare)[-1]["passed"]
+    assert json.loads((tmp_path / "certificate.json").read_text())["ledger"]["head"]["entries"] == 5
+    done = run(tmp_path, {"clear": (500, 5, 4), "snowy": (400, 4, 1)}, **LEDGER)
+    assert done.returncode == 2
+    assert "spent" in done.stderr
+    assert not (tmp_path / "certificate.json").exists()  # that of an earlier model is none of this one
+
+
+def test_no_result_is_shown_before_its_query_is_recorded(tmp_path: Path, tried: Callable[..., None]) -> None:
+    tried("faults", 2)
+    bare = repository(tmp_path)
+    refusing(bare, 99)
+    done = run(tmp_path, GOOD, **LEDGER, junit="j.xml")
+    assert done.returncode == 1
+    assert "could not be recorded" in done.stderr
+    assert (tmp_path / "output.txt").read_text() == "verdict=\n"
+    for text in (done.stdout, (tmp_path / "summary.md").read_text()):
+        assert "certified" not in text
+    assert not (tmp_path / "certificate.json").exists()
+    assert not (tmp_path / "j.xml").exists()
+    refusing(bare, 1)  # the next try reads the ledger anew
+    assert run(tmp_path, GOOD, **LEDGER).returncode == 0
+    assert [entry["event"] for entry in recorded(bare)] == ["opened", "query", "result"]
+
+
+def test_a_missing_ledger_is_not_an_empty_one(tmp_path: Path, tried: Callable[..., None]) -> None:
+    tried("bad inputs", 3)
+    repository(tmp_path, "another")
+    done = run(tmp_path, GOOD, **LEDGER)
+    assert (done.returncode, "missing is not an empty one" in done.stdout) == (2, True)
+    assert run(tmp_path, GOOD, **{"query-budget": "3"}).returncode == 2
+    arguments = [sys.executable, "-m", "holdfast", "claim", "old.csv", "--margin", "0.02", "--query-budget", "3"]
+    subprocess.run(arguments, cwd=tmp_path, check=True)
+    done = run(tmp_path, GOOD, margin="", **{"claim-file": "claim.toml"})
+    assert (done.returncode, "ledger-branch is not set" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow

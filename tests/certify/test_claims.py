@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests
 
-from holdfast.certify.claims import Claim, Counts, Verdict, delta_of, evaluate, pool
+from holdfast.certify.claims import Claim, Counts, Verdict, delta_of, evaluate
 from holdfast.certify.corrections import bonferroni, holm, hommel, lemma_one_allowance
+from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.report import report
 
 probability = st.floats(0.0, 1.0)
@@ -96,8 +97,7 @@ def test_target_is_one_more_hypothesis() -> None:
 
 def test_pooled_group() -> None:
     rare = [Counts(f"r{k}", 60, 1, 0) for k in range(5)]
-    pooled = pool([GOOD, *rare], {"rare": [one.task for one in rare]})
-    assert pooled == [GOOD, Counts("rare", 300, 5, 0, tuple(one.task for one in rare))]
+    pooled = [GOOD, Counts("rare", 300, 5, 0, tuple(one.task for one in rare))]
     result = evaluate(pooled, {"good": 0.02, "rare": 0.02}, 0.05)
     assert result.verdict is Verdict.CERTIFIED
     assert "rare pools r0 + r1" in result.wording()
@@ -168,3 +168,25 @@ def test_the_claim_names_margins_in_points() -> None:
     result = evaluate([GOOD], {GOOD.task: 0.025}, 0.05)
     assert "loses less accuracy than 2.5 points" in result.wording()
     assert "loses less accuracy than 0.025" in result.wording(in_points=False)
+
+
+def test_each_distinct_outcome_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 tasks with 19 outcomes: 19 p-values, and every task has that of its outcome."""
+    outcomes = [(300, gained, lost) for gained in range(5) for lost in range(4)][:19]
+    everything = [Counts(f"t{k}", *outcomes[k % 19]) for k in range(10_000)]
+    calls: list[tuple[int, ...]] = []
+
+    def counted(gained: int, lost: int, n: int, margin: float) -> float:
+        calls.append((n, gained, lost))
+        return p_value(gained, lost, n, margin)
+
+    monkeypatch.setattr("holdfast.certify.claims.p_value", counted)
+    result = evaluate(everything, {item.task: 0.02 for item in everything}, 0.05, disjoint=True)
+    assert sorted(calls) == sorted(outcomes)
+    for task in result.tasks[:40]:
+        counts = task.counts
+        assert task.p_value == p_value(counts.gained, counts.lost, counts.n, 0.02)
+    # Another margin is another hypothesis.
+    calls.clear()
+    evaluate([Counts("a", 50, 1, 0), Counts("b", 50, 1, 0)], {"a": 0.1, "b": 0.2}, 0.05)
+    assert len(calls) == 2

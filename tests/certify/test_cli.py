@@ -33,11 +33,6 @@ class Shell:
         return json.loads(self.out)
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capsys)
-
-
 def test_three_verdicts_and_their_exit_codes(shell: Shell, tmp_path: Path) -> None:
     certified = write_csv(tmp_path / "c.csv", rows({"clear": (500, 5, 3), "snowy": (400, 4, 1)}))
     assert shell("certify", "--predictions", certified, "--margin", "0.02", "--confidence", "0.95", "--json") == 0
@@ -146,7 +141,7 @@ BAD = {
 def test_bad_input_is_a_sentence_and_exit_2(shell: Shell, tmp_path: Path, name: str, tried) -> None:
     tried("bad inputs")
     arguments, message = BAD[name]
-    path = write_csv(tmp_path / "p.csv", rows(GOOD))
+    path = write_csv(tmp_path / "p.csv", rows(GOOD), "example_id,task,label,old,new")
     assert shell("certify", "--predictions", path, *arguments) == 2
     assert message in " ".join(shell.err.split())
     assert "Traceback" not in shell.err
@@ -234,7 +229,7 @@ def test_plans_that_make_no_sense(shell: Shell, arguments: tuple[str, ...], trie
 
 
 def test_certificate_and_verification(shell: Shell, tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "p.csv", rows(GOOD))
+    path = write_csv(tmp_path / "p.csv", rows(GOOD), "example_id,task,label,old,new")
     (tmp_path / "w").write_text("weights")
     out = tmp_path / "c.json"
     arguments = ("certify", "--predictions", path, "--margin", "0.02", "--out", out, "--new-model", tmp_path / "w")

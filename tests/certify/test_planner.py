@@ -1,5 +1,7 @@
 """The planner against exact enumeration that shares nothing with it but the p-value."""
 
+import random
+
 import numpy as np
 import pytest
 from scipy.stats import multinomial
@@ -15,6 +17,7 @@ from holdfast.certify.exact.power import (
     reaches,
     sufficient_images,
 )
+from holdfast.certify.plans import plan_report
 
 
 def enumerated_power(n: int, margin: float, truth: Truth, level: float) -> float:
@@ -91,3 +94,37 @@ def test_what_cannot_be_planned() -> None:
         images_needed(0.0, Truth(0.02), 0.05, 0.8)
     with pytest.raises(ValueError, match="does not hold"):
         Truth(0.01, 0.02)
+
+
+def test_many_tasks_share_searches_and_the_numbers_hold() -> None:
+    """Each number of images has the exact power it promises, and is within 5 % of the smallest."""
+    draw = random.Random(2)
+    flips = {f"t{k:03}": draw.uniform(0.004, 0.05) for k in range(364)}
+    options = {"default": 0.05, "single": {}, "confidence": 0.95, "power": 0.8, "difference": 0.0}
+    found = plan_report(flips, 364, **options, images=None, simultaneous=False)
+    assert found["precision"] == 0.05
+    power = per_task_power(0.8, 364)
+    for row in found["by_task"][::60]:
+        truth = Truth(row["discordance"])
+        smallest = images_needed(0.05, truth, 0.05, power)
+        assert reaches(row["per_task"], 0.05, Truth(row["discordance"]), 0.05, power) or row["per_task"] > smallest
+        assert smallest <= row["per_task"] <= max(smallest + 2, 1.06 * smallest)
+    assert found["per_task"] == max(row["per_task"] for row in found["by_task"])
+    few = plan_report({"a": 0.02, "b": 0.02}, 2, **options, images=None, simultaneous=False)
+    assert few["precision"] == 0.0
+
+
+def test_the_number_of_searches_does_not_grow_with_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[float] = []
+
+    def counted(margin: float, truth: Truth, level: float, power: float) -> int:
+        searched.append(truth.discordance)
+        return 100
+
+    monkeypatch.setattr("holdfast.certify.plans.about_images", counted)
+    options = {"default": 0.05, "single": {}, "confidence": 0.95, "power": 0.8, "difference": 0.0}
+    for number in (364, 20_000):
+        searched.clear()
+        flips = {f"t{k}": 0.005 + 0.055 * k / number for k in range(number)}
+        plan_report(flips, number, **options, images=None, simultaneous=False)
+        assert len(searched) == len(set(searched)) <= 128  # ln(0.06 / 0.005) / ln 1.02

@@ -65,13 +65,13 @@ def test_every_kind_of_table_gives_what_the_command_line_gives(
     assert result.target.verdict is Verdict.CERTIFIED
     alone = certify(pd.DataFrame(ROWS), target="t", margin=0.05, margins={"b": 0.1})
     assert alone.verdict == "certified"
-    pooled = certify(ROWS, target="t", pools={"both": ["a", "b"]}, margin=0.05)
+    pooled = certify(ROWS, target="t", pools={"both": ["a", "b"]}, margin=0.05, distinct_rows=True)
     assert pooled.tasks["both"].counts.n == 600
 
 
 def test_a_certificate_rests_on_files(tmp_path: Path, tried: Callable[..., None]) -> None:
     table = tmp_path / "both.csv"
-    pd.DataFrame(ROWS).to_csv(table, index=False)
+    pd.DataFrame({"example_id": range(700), **ROWS}).to_csv(table, index=False)
     certify(table, target="t", margin=0.05).write(tmp_path / "certificate.json", {"data": table})
     assert verify_certificate(tmp_path / "certificate.json")["report"]["verdict"] == "certified"
     tried("bad inputs")

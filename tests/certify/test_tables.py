@@ -93,7 +93,7 @@ BAD = {
         "unknown label",
     ),
     "other vocabulary": ("task,label,old,new\nt,1,cat,dog\nt,dog,cat,dog\n", "unknown label 1"),
-    "nothing in common": ("task,label,old,new\na,a,1,2\nb,b,2,2\n", "no prediction of either model"),
+    "nothing in common": ("task,label,old,new\na,a,1,2\nb,b,2,2\n", "no prediction of the old model"),
     "duplicated id": ("example_id,task,label,old,new\nx,a,a,a,a\nx,a,a,a,a\n", "more than once"),
     "ragged": ("task,label,old,new\na,a\n", "cannot be read"),
     "empty file": ("", "cannot be read"),

@@ -152,11 +152,11 @@ def test_init_writes_a_round_that_parses(holdfast: Any, tmp_path: Path) -> None:
     from holdfast.config import RoundConfig, parse, read_toml
 
     path = tmp_path / "ROUND.toml"
-    code, out, _ = holdfast("init", "digits", "--target", "eight", "--out", str(path))
+    code, out, _ = holdfast("init", "digits", "--target", "eight", "--model", "tiny", "--out", str(path))
     assert code == 0
     assert "10 classes" in out
     assert parse(RoundConfig, read_toml(path), str(path)).task.target == "eight"
-    assert holdfast("init", "digits", "--out", str(path))[0] == 2  # never overwritten
+    assert holdfast("init", "digits", "--model", "tiny", "--out", str(path))[0] == 2  # never overwritten
 
 
 def test_a_folder_that_cannot_be_written_is_said_so(holdfast: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,32 @@ def test_fingerprint_follows_content_and_roles_not_places(tmp_path: Path) -> Non
 def test_numbers_are_fixed_for_ever() -> None:
     # Another number here would move images between roles of rounds that were certified.
     assert number_of("00") == 15180091991176352327 / 2**64
+
+
+def test_shares_of_one_class_move_no_image_of_another() -> None:
+    rows = [(str(number), "abc"[number % 3], None) for number in range(3000)]
+    plain = by_id(assign(table(rows), "abc", RolesConfig()))
+    config = RolesConfig.model_validate({"by_class": {"b": {"sealed": 0.6, "dev": 0.1}}})
+    mixed = assign(table(rows), "abc", config)
+    assert all(plain[row] == role for row, role in by_id(mixed).items() if int(row) % 3 != 1)
+    counts = count_roles(mixed)["b"]
+    for role, share in (("dev", 0.1), ("sealed", 0.6), ("test", 0.2), ("train", 0.1)):
+        assert abs(counts[role] / 1000 - share) < 0.05
+    assert by_id(assign(table(rows[::-1]), "abc", config)) == by_id(mixed)
+
+
+def test_shares_of_one_class_may_be_counts() -> None:
+    rows = [(str(number), "ab"[number % 2], None) for number in range(200)]
+    config = RolesConfig.model_validate({"by_class": {"b": {"sealed": 60, "dev": 10, "test": 0.0}}})
+    counts = count_roles(assign(table(rows), "ab", config))["b"]
+    assert counts == {"sealed": 60, "dev": 10, "train": 30}
+
+
+def test_shares_of_a_class_leave_something_and_name_a_class(tried: Callable[..., None]) -> None:
+    tried("bad inputs", 2)
+    with pytest.raises(ValidationError, match=r"by_class\.b: .* leaves nothing to train on"):
+        RolesConfig.model_validate({"by_class": {"b": {"sealed": 0.7}}})
+    config = RolesConfig.model_validate({"by_class": {"hors": {"sealed": 0.5}}})
+    rows = [(str(number), "horse", None) for number in range(10)]
+    with pytest.raises(UserError, match="'hors' is no class of the sources"):
+        assign(table(rows), ["horse"], config)

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from sklearn.datasets import load_digits
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder, read_json, write_json
 from holdfast.certify.ledger import Ledger
+from holdfast.chained import ChainedLog
 from holdfast.config import RoundConfig, parse
 from holdfast.model.openclip import load_towers
 from holdfast.rounds.certify_run import certify_run
@@ -162,6 +163,8 @@ def tear(ledger: Path) -> None:
         content = path.read_bytes()
         last = content.rstrip(b"\n").rfind(b"\n") + 1
         path.write_bytes(content[: (last + len(content)) // 2])
+        head = ChainedLog(path).now()  # it is written after the entry: that writer did not come to it
+        write_json(ChainedLog(path).head_path, {"entries": head.entries, "fingerprint": head.fingerprint})
 
 
 def trained(kind: Develop, folder: Path) -> Path:

@@ -96,8 +96,8 @@ def test_few_dev_images_shrink_what_they_show() -> None:
     few, many = candidate(1.0, 8, (0, 0), n=20), candidate(1.0, 160, (0, 0), n=400)
     assert predicted_chance(few.dev, TEST) < predicted_chance(many.dev, TEST)
     assert 0 < predicted_gain(few.dev) < few.dev.target_gain
-    rates = candidate_rates(candidate(1.0, 8, (0, 3), n=20).dev, ExpectedFlips())
-    assert ExpectedFlips().protected.lost < rates.lost < 3 / 40
+    prior = ExpectedFlips().protected
+    assert prior.lost < candidate_rates(candidate(0.0, 8, (0, 3), n=20).dev, prior).lost < 3 / 40
 
 
 def test_a_class_is_judged_with_the_others_of_its_candidate() -> None:
@@ -133,7 +133,9 @@ def test_the_largest_expected_gain_is_taken() -> None:
     bold = candidate(1.0, 30, (0, 4), (0, 4))  # gains most, and would hardly pass
     made = with_chances([timid, middle, bold], TEST)
     expected = [item.expected_gain for item in made]
-    assert expected == [pytest.approx(predicted_chance(item.dev, TEST) * predicted_gain(item.dev)) for item in made]
+    chances = [predicted_chance(item.dev, TEST, lam=item.lam) for item in made]
+    gains = [predicted_gain(item.dev) for item in made]
+    assert expected == pytest.approx([chance * gain for chance, gain in zip(chances, gains, strict=True)])
     assert best_candidate(made, MARGINS).name == middle.name == made[int(np.argmax(expected))].name
 
 
@@ -153,11 +155,12 @@ def test_exactly_the_margin_still_holds_and_no_gain_does_not() -> None:
     assert not holds_on_dev(candidate(0.5, 0, (0, 0)), MARGINS)
 
 
-def test_no_candidate_has_an_advantage_by_how_it_was_made() -> None:
-    alone, moved = candidate(0.0, 20, (0, 0)), candidate(0.5, 21, (0, 0))
-    assert best_candidate(with_chances([alone, moved], TEST), MARGINS).name == moved.name
-    alone, moved = candidate(0.0, 21, (0, 0)), candidate(0.5, 20, (0, 0))
-    assert best_candidate(with_chances([alone, moved], TEST), MARGINS).name == alone.name == "refit"
+def test_trained_weights_are_expected_to_flip_more_until_dev_images_say_otherwise() -> None:
+    few = with_chances([candidate(lam, 8, (0, 0), n=20) for lam in (0.0, 0.25, 1.0)], TEST)
+    assert [item.chance for item in few] == sorted((item.chance or 0.0 for item in few), reverse=True)
+    assert best_candidate(few, MARGINS).name == "refit"
+    many = with_chances([candidate(0.0, 200, (0, 0), n=2000), candidate(0.25, 400, (0, 0), n=2000)], TEST)
+    assert best_candidate(many, MARGINS).lam == 0.25
 
 
 def test_nothing_is_tested_where_the_best_chance_is_poor() -> None:

@@ -4,11 +4,12 @@ Reduced draws here; in full under `-m slow`, and with all figures by `python ben
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import validity
+from benchmarks import queries, validity
 from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.errors import HoldfastError
@@ -125,3 +126,14 @@ def test_in_full() -> None:
     assert validity.bad_candidates(20_000)["fixed sequence"] <= allowed(20_000)
     assert validity.attacker(2000)["one bit told, ledger"] <= allowed(2000)
     assert validity.watched_eprocess(20_000)["at Δ = -ε"] <= allowed(20_000)
+
+
+def test_ten_queries_under_the_ledger_keep_false_certificates_below_delta(tmp_path: Path) -> None:
+    draws = 2000
+    shares = {policy.name: queries.false_certificates(policy, draws)[-1] for policy in queries.POLICIES}
+    free, _, bits, ledger = shares.values()
+    assert ledger <= allowed(draws)
+    assert min(free, bits) > 3 * queries.DELTA  # what the ledger is there for: without it the attacker wins
+    made, different, _ = queries.through_the_command(2, tmp_path)
+    assert made >= 2
+    assert different == 0

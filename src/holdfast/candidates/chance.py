@@ -7,7 +7,8 @@ looks best on a few dozen images looks better than it is, and a class without a 
 one among 100 sealed ones. It has two levels:
 
     candidate   rates over all protected classes together: their dev counts and ``CANDIDATE_WEIGHT`` images at the rates
-                that rounds have shown before (:class:`~holdfast.certify.forecast.ExpectedFlips`)
+                that rounds have shown before, which grow with lambda
+                (:class:`~holdfast.certify.forecast.ExpectedFlips`)
     class       its own dev counts and ``CLASS_WEIGHT`` images at the candidate's rates
 
 The target's own prior is ``TARGET_WEIGHT`` images at its expected rates. Nothing here enters the certificate: it only
@@ -71,11 +72,13 @@ class SealedTest:
     target: int | None = None
 
 
-def predicted_chance(dev: Comparison, test: SealedTest, expected: ExpectedFlips | None = None) -> float:
-    """The chance that a candidate with these dev results passes every claim of the test."""
+def predicted_chance(
+    dev: Comparison, test: SealedTest, expected: ExpectedFlips | None = None, *, lam: float = 0.0
+) -> float:
+    """The chance that a candidate at lambda with these dev results passes every claim of the test."""
     expected = expected or ExpectedFlips()
     chance = 1.0
-    prior = candidate_rates(dev, expected)
+    prior = candidate_rates(dev, expected.at(lam))
     for name, margin in test.margins.items():
         rates = Rates.after(_seen(dev.tasks[name]), prior, CLASS_WEIGHT)
         if test.images:
@@ -92,13 +95,16 @@ def predicted_gain(dev: Comparison, expected: ExpectedFlips | None = None) -> fl
     return target_rates(dev, expected or ExpectedFlips()).mean_change
 
 
-def candidate_rates(dev: Comparison, expected: ExpectedFlips) -> Flips:
-    """Rates of a candidate over all protected classes together."""
+def candidate_rates(dev: Comparison, prior: Flips) -> Flips:
+    """Rates of a candidate over all protected classes together.
+
+    What one class gains does not make a gain of another more likely: of gains no more is expected than usual.
+    """
     protected = [_seen(change) for name, change in dev.tasks.items() if name != dev.target]
     n, gained, lost = (sum(counts) for counts in zip(*protected, strict=True)) if protected else (0, 0, 0)
     total = n + CANDIDATE_WEIGHT
-    prior = expected.protected
-    return Flips((gained + CANDIDATE_WEIGHT * prior.gained) / total, (lost + CANDIDATE_WEIGHT * prior.lost) / total)
+    usual = min(prior.gained, (gained + CANDIDATE_WEIGHT * prior.gained) / total)
+    return Flips(usual, (lost + CANDIDATE_WEIGHT * prior.lost) / total)
 
 
 def target_rates(dev: Comparison, expected: ExpectedFlips) -> Rates:

@@ -10,8 +10,9 @@ conditions go before it:
 2. Where the best chance is below ``candidates.least_chance`` nothing is tested: the old model is handed back, and the
    sealed set stays unspent.
 
-No candidate has an advantage by how it was made. The rule reads dev images alone, so that the certificate, which reads
-sealed images alone, needs no correction for it.
+How a candidate was made enters by one thing: what is expected of its flips before its dev images are seen, by what
+earlier rounds on other images have shown. The rule reads dev images alone, so that the certificate, which reads sealed
+images alone, needs no correction for it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Candidate:
 
 def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Candidate]:
     """The candidates with the chance of each to pass a test."""
-    return [replace(candidate, chance=predicted_chance(candidate.dev, test)) for candidate in candidates]
+    return [
+        replace(candidate, chance=predicted_chance(candidate.dev, test, lam=candidate.lam)) for candidate in candidates
+    ]
 
 
 def holds_on_dev(candidate: Candidate, margins: Mapping[str, float], *, must_gain: bool = True) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._version import __version__
 from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
-from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate, pool
+from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate
 from holdfast.certify.exact.score_test import LARGEST_LEVEL, SMALLEST_LEVEL, usable
 from holdfast.certify.report import report
 from holdfast.certify.shape import check_certificate, check_lemma
@@ -22,6 +22,8 @@ from holdfast.certify.tables import Paired, read_joined, read_paired
 from holdfast.errors import FaultError, UserError, nearest
 
 FORMAT = "holdfast-certificate/1"
+Report = dict[str, Any]
+ADDED_LATER = ("left_out", "input")  # parts of a report that certificates of earlier versions and of runs lack
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Settings:
     groups: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     labels: list[str] = field(default_factory=list[str])
     level: float | None = None  # under a ledger: the level of the query, in place of 1 - confidence
+    distinct_rows: bool = False  # stated by the user, for predictions without example ids: each row is another image
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)
@@ -76,7 +79,7 @@ def check_margin(margin: float, name: str) -> float:
 
 def margins_for(tasks: Sequence[str], default: float | None, single: Mapping[str, float]) -> dict[str, float]:
     """One margin a task: its own, or the default."""
-    unknown = [name for name in single if name not in tasks]
+    unknown = sorted(set(single).difference(tasks))
     if unknown:
         raise UserError(
             f"a margin is given for {unknown[0]!r}, which has no images here",
@@ -102,7 +105,35 @@ def select(paired: Paired, settings: Settings) -> tuple[list[Counts], Counts | N
         if name not in counts:
             raise UserError(f"the task {name!r} has no images in the predictions", found=nearest(name, counts))
     target = counts.pop(settings.target) if settings.target else None
-    return pool([counts[name] for name in sorted(named)], settings.groups), target
+    single = [counts[name] for name in sorted(named.difference(members))]
+    return [*single, *(paired.pooled(name, group) for name, group in settings.groups.items())], target
+
+
+def full_report(paired: Paired, settings: Settings, result: Result, *, complexity: float, rate: float = 0.5) -> Report:
+    """The report on predictions that a person handed in: what was left out and what was noticed included."""
+    return {
+        **report(result, confidence=settings.confidence, complexity=complexity, rate=rate),
+        **about_input(paired, settings),
+    }
+
+
+def about_input(paired: Paired, settings: Settings) -> Report:
+    """What was left out of the claim, and what was noticed about the table."""
+    return {
+        "left_out": left_out(paired, settings),
+        "input": {**paired.inspection.as_json(), "distinct_rows": settings.distinct_rows},
+    }
+
+
+def left_out(paired: Paired, settings: Settings) -> list[dict[str, Any]]:
+    """Tasks of the predictions that the claim is not about, with their images and flips."""
+    members = {member for group in settings.groups.values() for member in group}
+    tested = {*settings.margins, *members, settings.target}
+    return [
+        {"task": name, "n": item.n, "gained": item.gained, "lost": item.lost, "difference": item.difference}
+        for name, item in paired.counts().items()
+        if name not in tested
+    ]
 
 
 def run_test(paired: Paired, settings: Settings, workers: int = 1) -> Result:
@@ -191,11 +222,11 @@ def verify_certificate(path: Path) -> dict[str, Any]:
     """Check every fingerprint, compute everything again from the predictions, and compare; the certificate if it holds.
 
     A changed file or a result that comes out differently is a :class:`FaultError`, a file that is gone a
-    :class:`UserError`.
+    :class:`UserError`. What can be checked without a file is the matter of
+    :func:`~holdfast.certify.verification.examine`.
     """
     certificate = read_certificate(path)
-    folder = path.resolve().parent
-    files = {name: folder / item["path"] for name, item in certificate["files"].items()}
+    files = certified_files(certificate, path)
     for name, item in files.items():
         if not os.path.exists(item):
             raise UserError(
@@ -203,26 +234,40 @@ def verify_certificate(path: Path) -> dict[str, Any]:
                 expected=f"the {name}, at that place beside the certificate",
                 do="put the file back where it was when the certificate was written",
             )
-        expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(item)
-        if found != expected:
-            raise FaultError(f"the {name} changed since the certificate: {item}", expected=expected, found=found)
+        check_file(certificate, name, item)
+    compare_again(certificate, path, files)
+    return certificate
+
+
+def certified_files(certificate: Mapping[str, Any], path: Path) -> dict[str, Path]:
+    """What a certificate rests on, by name: paths begin where the certificate lies."""
+    folder = path.resolve().parent
+    return {name: folder / item["path"] for name, item in certificate["files"].items()}
+
+
+def check_file(certificate: Mapping[str, Any], name: str, path: Path) -> None:
+    """A :class:`FaultError` where a file is not the one that the certificate names."""
+    expected, found = certificate["files"][name]["fingerprint"], fingerprint_path(path)
+    if found != expected:
+        raise FaultError(f"the {name} changed since the certificate: {path}", expected=expected, found=found)
+
+
+def compare_again(certificate: Mapping[str, Any], path: Path, files: Mapping[str, Path]) -> bool:
+    """Compute the report again from the predictions among ``files`` and compare; False where there are none."""
     settings = Settings.from_json(certificate["settings"])
     paired = read_evidence(files, settings.labels)
     if paired is None:
-        return certificate
+        return False
     reported = certificate["report"]
     check_lemma(reported, path)
     result = run_test(paired, settings)
-    again = report(
-        result,
-        confidence=settings.confidence,
-        complexity=reported["lemma_1"]["C"],
-        rate=reported["lemma_1"]["alpha"],
-    )
+    lemma = reported["lemma_1"]
+    again = full_report(paired, settings, result, complexity=lemma["C"], rate=lemma["alpha"])
+    again = {name: value for name, value in again.items() if name in reported or name not in ADDED_LATER}
     if reported.get("claim_tested") == result.wording(in_points=False):  # of an earlier version
         again["claim_tested"] = reported["claim_tested"]
     _compare(path, reported, again)
-    return certificate
+    return True
 
 
 def read_evidence(files: Mapping[str, Path], labels: Sequence[str]) -> Paired | None:
@@ -230,7 +275,8 @@ def read_evidence(files: Mapping[str, Path], labels: Sequence[str]) -> Paired | 
     if "predictions" in files:
         return read_paired(files["predictions"], labels)
     if OLD_PREDICTIONS in files and NEW_PREDICTIONS in files:
-        return read_joined(files[OLD_PREDICTIONS], files[NEW_PREDICTIONS], labels)
+        # A run's own predictions were written from one list of classes; what anybody else wrote is questioned.
+        return read_joined(files[OLD_PREDICTIONS], files[NEW_PREDICTIONS], labels, trusted="roles of the data" in files)
     return None
 
 

@@ -3,66 +3,168 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from holdfast.certify.claims import delta_of
-from holdfast.certify.forecast import GOAL, ExpectedFlips, Forecast, forecast, margin_for
+from holdfast.certify.forecast import GOAL, ExpectedFlips, chance_of, margin_for
+from holdfast.config import RolesConfig
+from holdfast.config.data import ClassShares
+from holdfast.data.catalogue import Catalogue
 from holdfast.data.init_round import ChosenPlan
+from holdfast.data.roles import assign, count_roles
+from holdfast.data.round import Role
 
-# Shares of sealed, dev and test images that are tried, the fewest sealed ones first.
-SHARES = ((0.2, 0.2, 0.2), (0.25, 0.2, 0.2), (0.3, 0.2, 0.15), (0.35, 0.2, 0.15), (0.4, 0.15, 0.15), (0.45, 0.15, 0.15))
+
+@dataclass(frozen=True)
+class Level:
+    """Shares of a class; the rest is trained on."""
+
+    sealed: float
+    dev: float
+    test: float = 0.0
+
+
+# What is tried for each class, the fewest sealed images first. Test images repeat what sealed ones have proven, so they
+# go first; dev images choose among candidates, and a few of every class together are enough for that.
+LEVELS = (Level(0.2, 0.2, 0.2), Level(0.3, 0.2), Level(0.4, 0.15), Level(0.5, 0.15), Level(0.6, 0.12))
+# The target learns from what is not sealed, and seals more than this level only where its gain could not be shown.
+# Protected classes only have to be kept.
+MOST_OF_TARGET = 3
+# Where the sealed images show the target's gain with a smaller chance than this, it is not claimed.
+LEAST_CHANCE = 0.6
+UNCLAIMED = 1  # the level of a target whose gain is not claimed
+# Classes with shares of their own; where more need them, all classes get the same.
+MOST_NAMED = 8
+# The fewest images of a class to choose on, to train on and to prove with.
+LEAST = {Role.DEV: 2, Role.TRAIN: 2, Role.SEALED: 2}
+# Margins are written in steps of half a point.
+MARGIN_STEP = 0.005
+LARGEST_MARGIN = 0.95
 
 
 def choose_shares(
-    images: Mapping[str, int], target: str | None, *, proposed: str, margin: float, confidence: float
+    catalogue: Catalogue,
+    target: str | None,
+    *,
+    proposed: str,
+    margin: float,
+    confidence: float,
+    roles: RolesConfig | None = None,
 ) -> ChosenPlan:
-    """The smallest sealed share with which the wished margin can be proven; else the largest, and larger margins.
+    """For each class the smallest sealed share that proves the wished margin; else the largest, and a larger margin.
 
-    ``images`` are those that are shared out, by class. Without a ``target``, the ``proposed`` one is planned with, and
-    one margin for all classes is chosen, whatever class the user names.
+    Images are counted as they will be drawn, by their content. Without a ``target``, the ``proposed`` one is planned
+    with, and one margin for all classes is chosen, whatever class the user names. With ``roles`` the shares are given,
+    and margins alone are chosen.
     """
-    level, aimed = delta_of(confidence), target or proposed
-    protected = [name for name in images if name != aimed]
-    wished = dict.fromkeys(protected, margin)
-    for sealed, dev, test in SHARES:
-        found = forecast(_sealed(images, sealed), wished, level, target=aimed)
-        if found.chance >= GOAL:
-            reason = f"the smallest share with which {100 * margin:g} points can be proven of every protected class"
-            return ChosenPlan(dev, sealed, test, margin, confidence, found.chance, (reason,))
-    sealed, dev, test = SHARES[-1]
-    counts = _sealed(images, sealed)
-    each = GOAL ** (1.0 / len(images))
-    flips = ExpectedFlips().protected
-    own = {name: margin_for(counts[name], flips, level, each) for name in protected}
-    margins = {name: max(margin, 0.95 if found is None else found) for name, found in own.items()}
+    aimed, expected = target or proposed, ExpectedFlips()
+    level, each = delta_of(confidence), GOAL ** (1.0 / len(catalogue.classes))
+    given = roles is not None
+    roles = roles or _smallest_shares(catalogue, aimed, margin, level, each, expected)
+    drawn = _drawn(catalogue, roles)
+    counts = {name: drawn[name][Role.SEALED] for name in catalogue.classes}
+    margins = {name: _margin(count, margin, level, each, expected) for name, count in counts.items() if name != aimed}
     if target is None:
-        margins = dict.fromkeys(protected, max(margins.values()))
-    found = forecast(counts, margins, level, target=aimed)
-    one_margin = next(iter(margins.values())) if len(set(margins.values())) == 1 else margins
-    return ChosenPlan(dev, sealed, test, one_margin, confidence, found.chance, _reasons(found, margin, each))
-
-
-def _sealed(images: Mapping[str, int], share: float) -> dict[str, int]:
-    """Sealed images to count on: a share is drawn by content, and two standard deviations fewer may come out."""
-    return {
-        name: max(0, math.floor(count * share - 2.0 * math.sqrt(count * share * (1.0 - share))))
-        for name, count in images.items()
-    }
-
-
-def _reasons(found: Forecast, margin: float, each: float) -> tuple[str, ...]:
-    """What cannot be proven, and what was written instead."""
-    raised = [task.task for task in found.tasks if not task.is_target and task.margin > margin]
-    reasons = (
-        [f"the largest share: these classes have too few images to prove {100 * margin:g} points"] if raised else []
-    )
-    if raised:
-        reasons.append(f"{', '.join(raised)}: the margin is the smallest that can be proven, with a fair chance")
-    target = found.tasks[-1]
-    if target.is_target and target.chance < each and found.chance < GOAL:
-        reasons.append(
-            f"CANNOT BE PROVEN RELIABLY: that the target {target.task} gained, with {target.images} sealed images or "
-            f"so (a chance of {target.chance:.0%} for a gain of 15 points); add images, or set [certify] target_gain "
-            "= false"
+        margins = dict.fromkeys(margins, max(margins.values()))
+    same = set(margins.values())
+    own = same.pop() if len(same) == 1 else margins
+    gain = chance_of(counts[aimed], 0.0, expected.target, level)
+    reasons = _reasons(roles, margins, margin, counts, given)
+    if gain < LEAST_CHANCE:
+        points = 100 * (expected.target.gained - expected.target.lost)
+        reasons["gain"] = (
+            f"That the target gains is not claimed: {counts[aimed]} sealed images would show {points:g} points with a "
+            f"chance of {gain:.0%}.",
         )
-    return tuple(reasons)
+    return ChosenPlan(roles, own, confidence, reasons, target_gain=gain >= LEAST_CHANCE)
+
+
+def _smallest_shares(
+    catalogue: Catalogue, target: str, margin: float, level: float, each: float, expected: ExpectedFlips
+) -> RolesConfig:
+    """What every class needs in order to pass with the chance ``each``."""
+    drawn = [_drawn(catalogue, RolesConfig(sealed=item.sealed, dev=item.dev, test=item.test)) for item in LEVELS]
+
+    def place(name: str, most: int) -> int:
+        return _place([counts[name] for counts in drawn], [chance(name, tried) >= each for tried in levels], most)
+
+    def chance(name: str, tried: int) -> float:
+        flips, claimed = (expected.target, 0.0) if name == target else (expected.protected, margin)
+        return chance_of(drawn[tried][name][Role.SEALED], claimed, flips, level)
+
+    levels = range(len(LEVELS))
+    places = {name: place(name, MOST_OF_TARGET if name == target else levels[-1]) for name in catalogue.classes}
+    if chance(target, places[target]) < LEAST_CHANCE:
+        more = place(target, levels[-1])
+        places[target] = more if chance(target, more) >= LEAST_CHANCE else place(target, UNCLAIMED)
+    return _roles(places, target)
+
+
+def _drawn(catalogue: Catalogue, roles: RolesConfig) -> dict[str, dict[Role, int]]:
+    """Class -> role -> images."""
+    found = count_roles(assign(catalogue, catalogue.classes, roles))
+    return {name: {role: found.get(name, {}).get(role.value, 0) for role in Role} for name in catalogue.classes}
+
+
+def _place(drawn: Sequence[Mapping[Role, int]], reached: Sequence[bool], most: int) -> int:
+    """Which of LEVELS a class needs: the first that is enough, else the first that seals most.
+
+    Shares are drawn by content, and a small draw may leave a role empty: then another level serves.
+    """
+    usable = [
+        place for place in range(most + 1) if all(drawn[place][role] >= least for role, least in LEAST.items())
+    ] or [0]
+    enough = [place for place in usable if reached[place]]
+    return enough[0] if enough else max(usable, key=lambda place: (drawn[place][Role.SEALED], -place))
+
+
+def _roles(places: Mapping[str, int], target: str) -> RolesConfig:
+    """The level that most classes need, and shares of their own for the others."""
+    protected = [place for name, place in places.items() if name != target]
+    counted = Counter(protected)
+    general = max(counted, key=lambda place: (counted[place], place))
+    if len(protected) - counted[general] > MOST_NAMED:  # too many to name: all seal what the smallest needs
+        general = max(protected)
+        places = {name: place if name == target else general for name, place in places.items()}
+    named = {
+        name: ClassShares(sealed=LEVELS[place].sealed, dev=LEVELS[place].dev)
+        for name, place in places.items()
+        if place != general
+    }
+    test = LEVELS[0].test if max(places.values()) == 0 else 0.0
+    return RolesConfig(sealed=LEVELS[general].sealed, dev=LEVELS[general].dev, test=test, by_class=named)
+
+
+def _margin(count: int, wished: float, level: float, each: float, expected: ExpectedFlips) -> float:
+    """The wished margin where the images prove it with a fair chance, else the smallest that they do."""
+    if chance_of(count, wished, expected.protected, level) >= each:
+        return wished
+    found = margin_for(count, expected.protected, level, each)
+    if found is None:
+        return max(wished, LARGEST_MARGIN)
+    return max(wished, round(math.ceil(round(found / MARGIN_STEP, 6)) * MARGIN_STEP, 6))
+
+
+def _reasons(
+    roles: RolesConfig, margins: Mapping[str, float], wished: float, counts: Mapping[str, int], given: bool
+) -> dict[str, tuple[str, ...]]:
+    """Why, for the sections of the file."""
+    raised = [name for name, margin in margins.items() if margin > wished]
+    if given:
+        shares = ["The shares that the old model was tuned with: no image that it was trained on is sealed."]
+    elif raised:
+        shares = ["Small classes seal most of their images: that number decides what can be proven."]
+    else:
+        shares = ["The smallest shares with which every protected class can prove its margin."]
+    if roles.test == 0.0:
+        shares.append("No test images: sealed ones tell the same.")
+    if not raised:
+        return {"roles": tuple(shares), "margin": ()}
+    few = min(raised, key=lambda name: (counts[name], name))
+    why = (
+        f"{100 * wished:g} points were asked for. {few} has {counts[few]} sealed images: they prove "
+        f"{100 * margins[few]:g} points with a fair chance."
+    )
+    return {"roles": tuple(shares), "margin": (why,)}

@@ -36,7 +36,9 @@ PROMISE = (
     "used in training and choosing. Needs: independent images for a task, n, ε, δ and the order of candidates fixed "
     "before looking. It is not P(bad | shipped), and it says nothing about other distributions."
 )
-# Work (sum of n over tasks) above which a second process pays for its start.
+Outcome = tuple[int, int, int, float]  # n, gained, lost and the margin that it is tested at
+Evidence = tuple[float, float, list[float]]  # p, p of the other direction (1 where it cannot matter), lower bounds
+# Work (sum of n over distinct outcomes) above which a second process pays for its start.
 WORTH_A_PROCESS = 60_000
 
 
@@ -71,21 +73,6 @@ class Counts:
     def difference(self) -> float:
         """d̂ = (b - c) / n."""
         return (self.gained - self.lost) / self.n
-
-
-def pool(counts: Sequence[Counts], groups: Mapping[str, Sequence[str]]) -> list[Counts]:
-    """Replace the members of each group by one task that holds their images together.
-
-    The claim is then about the group: the change in accuracy over its images together, drawn as they were drawn here.
-    """
-    inside = {member for members in groups.values() for member in members}
-    by_name = {count.task: count for count in counts}
-    pooled = [count for count in counts if count.task not in inside]
-    for name, members in groups.items():
-        ones = [by_name[member] for member in members]
-        sums = (sum(item.n for item in ones), sum(item.gained for item in ones), sum(item.lost for item in ones))
-        pooled.append(Counts(name, *sums, members=tuple(members)))
-    return pooled
 
 
 @dataclass(frozen=True)
@@ -208,8 +195,12 @@ def evaluate(
     all_margins = [*(margins[count.task] for count in counts), *([0.0] if target else [])]
     m = len(everything)
     alone = delta / m if claim is Claim.BOUNDS else delta
-    work = partial(_evidence, levels=(alone, delta / m))
-    evidence = _mapped(work, list(zip(everything, all_margins, strict=True)), workers)
+    outcomes = [(item.n, item.gained, item.lost, margin) for item, margin in zip(everything, all_margins, strict=True)]
+    distinct = list(dict.fromkeys(outcomes))  # tasks with the same outcome have the same evidence
+    found_for = dict(
+        zip(distinct, _mapped(partial(_evidence, levels=(alone, delta / m)), distinct, workers), strict=True)
+    )
+    evidence = [found_for[outcome] for outcome in outcomes]
     p = [item[0] for item in evidence]
     correct = hommel if disjoint else holm
     adjusted = _adjusted(p, claim, correct)
@@ -235,26 +226,21 @@ def evaluate(
     )
 
 
-def _evidence(hypothesis: tuple[Counts, float], levels: tuple[float, float]) -> tuple[float, float, list[float]]:
-    """p-value, p-value of the other direction (1 where it cannot matter), lower bounds at both levels."""
-    counts, margin = hypothesis
-    p = p_value(counts.gained, counts.lost, counts.n, margin)
+def _evidence(outcome: Outcome, levels: tuple[float, float]) -> Evidence:
+    n, gained, lost, margin = outcome
+    p = p_value(gained, lost, n, margin)
     # T <= 0 in this direction is T >= 0 in the other; above, the other p-value is beyond every level in use.
-    other = 1.0 if counts.difference > -margin else p_value_regressed(counts.gained, counts.lost, counts.n, margin)
-    return p, other, lower_bounds(counts.gained, counts.lost, counts.n, levels, extra=(margin,))
+    other = 1.0 if (gained - lost) / n > -margin else p_value_regressed(gained, lost, n, margin)
+    return p, other, lower_bounds(gained, lost, n, levels, extra=(margin,))
 
 
-def _mapped(
-    work: Callable[[tuple[Counts, float]], tuple[float, float, list[float]]],
-    items: list[tuple[Counts, float]],
-    workers: int,
-) -> list[tuple[float, float, list[float]]]:
-    if workers < 2 or sum(item.n for item, _ in items) < WORTH_A_PROCESS:
-        return [work(item) for item in items]
+def _mapped(work: Callable[[Outcome], Evidence], outcomes: list[Outcome], workers: int) -> list[Evidence]:
+    if workers < 2 or sum(outcome[0] for outcome in outcomes) < WORTH_A_PROCESS:
+        return [work(outcome) for outcome in outcomes]
     # Large tasks first, so that no worker is left with one at the end.
-    order = sorted(range(len(items)), key=lambda index: -items[index][0].n)
+    order = sorted(range(len(outcomes)), key=lambda index: -outcomes[index][0])
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        found = list(executor.map(work, [items[index] for index in order], chunksize=4))
+        found = list(executor.map(work, [outcomes[index] for index in order], chunksize=4))
     return [item for _, item in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.certify.families import Admitted, Family, Images, admit, family_of, readmitted, record_of
-from holdfast.chained import ChainedLog
+from holdfast.chained import ChainedLog, Head
 from holdfast.errors import FaultError, UndecidedError, UserError
 
 _QUERY = ("query", "look")  # the second in ledgers of earlier versions
@@ -136,18 +136,22 @@ class Ledger:
     def standing(self, fingerprint: str, after: int | None = None) -> Standing | None:
         """Where a set stands, or stood ``after`` the query of that number; None when it was never queried."""
         log = self._log(fingerprint)
-        return _standing(log, after) if log.entries() or log.unreadable() else None
+        return _standing(log, after) if log.entries() or log.unreadable() or log.anchored else None
 
     def entries(self, fingerprint: str) -> list[dict[str, Any]]:
         """The record of a set, as it was written."""
         return self._log(fingerprint).entries()
+
+    def head(self, fingerprint: str) -> Head:
+        """How far the record of a set reaches now: kept in certificates, so that a cut below it is found."""
+        return self._log(fingerprint).now()
 
     def families(self) -> list[Family]:
         """The families on record."""
         found: list[Family] = []
         for log in self._logs():
             entries = log.entries()
-            if entries or log.unreadable():
+            if entries or log.unreadable() or log.anchored:
                 standing = _standing(log)
                 found.append(family_of(_name(log), entries, standing.retired, standing.passes))
         return found
@@ -338,7 +342,7 @@ def _standing(log: ChainedLog, after: int | None = None) -> Standing:
         raise UserError(
             f"the ledger entry {log.path} was changed",
             expected="a record that is only ever appended to",
-            found=f"an entry that does not follow the one before it: {broken.entry.get('event')}",
+            found=broken.reason,
             do="restore the file, or seal new images",
         )
     entries = log.entries()

@@ -14,15 +14,17 @@ from holdfast.certify.certificate import (
     NEW_PREDICTIONS,
     OLD_PREDICTIONS,
     Settings,
+    about_input,
+    full_report,
     margins_for,
     read_evidence,
     run_test,
     write_certificate,
 )
 from holdfast.certify.claims import Claim, Counts, TaskResult, Verdict, delta_of
-from holdfast.certify.report import report
+from holdfast.certify.columns import read_table
 from holdfast.certify.sequential import sequential_report
-from holdfast.certify.tables import Paired, paired_table, paired_tables, read_table
+from holdfast.certify.tables import Paired, paired_table, paired_tables
 from holdfast.errors import UserError, nearest
 
 Predictions = Any  # a path of a CSV or Parquet file, a pandas, polars or arrow table, or a dict of columns
@@ -58,6 +60,8 @@ class CertifyResult:
                 "a certificate names the files that it rests on, and these predictions are in memory",
                 do="write them to CSV or Parquet files, and certify those",
             )
+        if not (self.report["input"]["example_ids"] or self.settings.distinct_rows):
+            raise no_ids("a certificate that is written down")
         return write_certificate(Path(path), self.settings, self.report, {**self.files, **(named or {})})
 
 
@@ -74,23 +78,29 @@ def certify(
     pools: Mapping[str, Sequence[str]] | None = None,
     labels: Sequence[str] = (),
     lemma_constant: float = 0.0,
+    distinct_rows: bool = False,
     workers: int = 1,
 ) -> CertifyResult:
     """Test on two models' predictions that no protected task lost more accuracy than its margin.
 
     ``old`` and ``new`` are tables with columns ``example_id, task, label, prediction``, joined by example id and task;
-    ``old`` alone is one table with ``task, label, old, new``. A table is a CSV or Parquet file, a data frame (pandas,
-    polars, arrow) or a dict of columns. The test is exact; it needs independent images that neither training nor the
-    choice of a model has seen, and margins that were fixed before they were seen.
+    ``old`` alone is one table with ``example_id, task, label, old, new``. In place of labels and predictions they may
+    say what was right: ``correct``, or ``old_correct, new_correct``. A table is a CSV or Parquet file, a data frame
+    (pandas, polars, arrow) or a dict of columns. The test is exact; it needs independent images that neither training
+    nor the choice of a model has seen, and margins that were fixed before they were seen.
 
     ``margin`` holds for every task, ``margins`` for single ones. With ``target`` it is claimed also that this task
     improved. ``claim`` is ``all`` (every task is retained), ``each`` (these tasks are), ``bounds`` or ``devsafety``.
     ``tasks`` are the protected ones (default: all but the target), ``pools`` groups of tasks that are claimed about as
-    a whole, and ``labels`` all labels there are: others are refused. ``lemma_constant`` is C of the paper's Lemma 1,
-    shown beside. ``workers`` is for large tables: at most so many processes.
+    a whole, each image counted once, and ``labels`` all labels there are: others are refused. One table may lack
+    ``example_id``; ``distinct_rows`` then states that each row is another image, which a pool, rows that repeat and a
+    written certificate need. ``lemma_constant`` is C of the paper's Lemma 1, shown beside. ``workers`` is for large
+    tables: at most so many processes.
     """
     paired, files = evidence(old, new, labels)
-    settings = _settings(paired, target, margin, margins, confidence, claim, tasks, pools, labels)
+    check_rows(paired, distinct_rows, pools)
+    present = paired.tasks()
+    settings = settings_for(present, target, margin, margins, confidence, claim, tasks, pools, labels, distinct_rows)
     if not (math.isfinite(lemma_constant) and lemma_constant >= 0):
         raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
     result = run_test(paired, settings, workers=workers)
@@ -100,7 +110,7 @@ def certify(
         result.target,
         settings,
         files,
-        report(result, confidence=confidence, complexity=lemma_constant),
+        full_report(paired, settings, result, complexity=lemma_constant),
     )
 
 
@@ -114,11 +124,14 @@ def certify_sequentially(
     confidence: float = 0.95,
     tasks: Sequence[str] = (),
     labels: Sequence[str] = (),
+    distinct_rows: bool = False,
 ) -> dict[str, Any]:
     """The same claim for rows that keep arriving, in their order: a verdict that may be looked at any time."""
     paired, _ = evidence(old, new, labels)
-    settings = _settings(paired, target, margin, margins, confidence, "all", tasks, None, labels)
-    return sequential_report(paired, settings.margins, confidence, target)
+    check_rows(paired, distinct_rows)
+    present = paired.tasks()
+    settings = settings_for(present, target, margin, margins, confidence, "all", tasks, None, labels, distinct_rows)
+    return {**sequential_report(paired, settings.margins, confidence, target), **about_input(paired, settings)}
 
 
 # -- predictions ------------------------------------------------------------------------------------------------------
@@ -162,8 +175,8 @@ def _table(given: Predictions, what: str) -> pa.Table:
 # -- what is fixed before the test ------------------------------------------------------------------------------------
 
 
-def _settings(
-    paired: Paired,
+def settings_for(
+    present: Sequence[str],
     target: str | None,
     margin: float | None,
     margins: Mapping[str, float] | None,
@@ -172,12 +185,12 @@ def _settings(
     tasks: Sequence[str],
     pools: Mapping[str, Sequence[str]] | None,
     labels: Sequence[str],
+    distinct_rows: bool = False,
 ) -> Settings:
-    """Everything that is fixed before the test, checked against the tasks that there are."""
+    """Everything that is fixed before the test, checked against the tasks that are ``present``."""
     delta_of(confidence)
     if claim not in list(Claim):
         raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
-    present = paired.tasks()
     groups = {name: list(members) for name, members in (pools or {}).items()}
     for name, group in groups.items():
         if name in present or not name or not group:
@@ -187,14 +200,42 @@ def _settings(
     for name in [*tasks, *([target] if target else []), *members]:
         if name not in present:
             raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
-    if len(set(members)) != len(members) or target in members or target in tasks:
+    if len({*members, *tasks}) != len(members) + len(set(tasks)) or target in members or target in tasks:
         raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
     protected = sorted({*(tasks or present), *members} - {target})
-    single = [name for name in protected if name not in members]
+    single = [name for name in protected if name not in set(members)]
     if not protected:
         raise UserError("no protected task is left", found=f"only the target {target!r} has images")
     by_task = margins_for([*single, *groups], margin, margins or {})
-    return Settings(by_task, confidence, Claim(claim), target, groups, list(labels))
+    return Settings(by_task, confidence, Claim(claim), target, groups, list(labels), distinct_rows=distinct_rows)
+
+
+def check_rows(paired: Paired, distinct_rows: bool, pools: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Refuse rows that repeat where no ids tell them apart, and a statement about rows that have ids."""
+    inspection = paired.inspection
+    if pools and not (inspection.ids or distinct_rows):
+        raise no_ids("a pool, which counts an image once,")
+    if inspection.ids and distinct_rows:
+        raise UserError(
+            "--distinct-rows and example ids at once",
+            do="leave --distinct-rows out: the ids say which rows are different images",
+        )
+    if inspection.repeats is not None and not inspection.ids and not distinct_rows:
+        raise UserError(
+            f"rows repeat: {inspection.repeats}",
+            expected="each image once: a copy is no further evidence",
+            found="no column example_id that would tell images apart",
+            do="add example_id, remove the copies, or state with --distinct-rows that each row is another image",
+        )
+
+
+def no_ids(what: str) -> UserError:
+    """The error for what needs ids where there are none."""
+    return UserError(
+        f"{what} needs example ids",
+        expected="a column example_id, each id once a task",
+        do="add it, or state with --distinct-rows that each row is another image; the certificate will say so",
+    )
 
 
 def counts_of(old: Predictions, new: Predictions | None, target: str | None) -> dict[str, Counts]:

@@ -16,6 +16,7 @@ from holdfast.certify.exact.power import (
     formula_images,
     per_task_power,
     sufficient_images,
+    two_digits_up,
 )
 
 # The chance that all tasks pass, which the advice aims at.
@@ -68,7 +69,7 @@ def needed_images(task: TaskResult, level: float, hypotheses: int) -> int | None
     for difference in (0.0, counts.difference):
         # Rounded away from luck, so that similar tasks share one search.
         rounded = math.floor(difference * 1000 + 1e-9) / 1000
-        discordance = min(1.0, max(_two_digits_up(seen), abs(rounded)))
+        discordance = min(1.0, max(two_digits_up(seen), abs(rounded)))
         if rounded + task.margin <= 0.0:
             continue
         needed = _sufficient(task.margin, discordance, rounded, level, power)
@@ -90,9 +91,17 @@ def advice(row: Mapping[str, Any]) -> str:
     return "it has images enough for its margin and passes alone, or nearly; other tasks stand in the way"
 
 
-def _two_digits_up(value: float) -> float:
-    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(value / scale - 1e-9) * scale
+def input_lines(reported: Mapping[str, Any]) -> list[str]:
+    """What was left out of the claim, what was stated in place of ids, and what looks wrong about the table."""
+    left_out, noticed = reported.get("left_out") or [], reported.get("input") or {}
+    lines = [f"warning: {warning}" for warning in noticed.get("warnings", [])]
+    if left_out:
+        shown = ", ".join(f"{row['task']} ({row['n']}, {row['difference'] * 100:+.2f} points)" for row in left_out[:10])
+        more = f" and {len(left_out) - 10} more" if len(left_out) > 10 else ""
+        lines.append(f"left out of the claim (images, change in accuracy): {shown}{more}")
+    if noticed.get("distinct_rows"):
+        lines.append("without example ids: it was stated that each row is another image")
+    return lines
 
 
 @lru_cache(maxsize=4096)

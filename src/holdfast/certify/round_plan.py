@@ -52,7 +52,13 @@ def stock_of(surveyed: Survey) -> Stock | None:
     if any(split_role(split) is not None for split in surveyed.main.column("split")):
         return None
     share = largest_share(surveyed.config.roles)
-    return None if share <= 0.0 else Stock(Counter(surveyed.assigned.classes), share)
+    if share <= 0.0:
+        return None
+    images, sealed = Counter(surveyed.assigned.classes), Counter(label for _, label, _ in surveyed.sealed)
+    own = {name: sealed[name] for name, shares in surveyed.config.roles.by_class.items() if shares.sealed is not None}
+    now = surveyed.config.roles.sealed
+    # A class with a share of its own does not follow the general one.
+    return Stock({**images, **own}, share, now if isinstance(now, float) else 0.0)
 
 
 def largest_share(roles: RolesConfig) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +25,7 @@ from holdfast.certify.certificate import (
 from holdfast.certify.claims import PROMISE, delta_of
 from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.families import Admitted, image_keys
-from holdfast.certify.ledger import Budget, Ledger, Standing
+from holdfast.certify.ledger import Budget, Ledger, Standing, default_ledger
 from holdfast.certify.report import report
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
 from holdfast.certify.tables import paired_tables
@@ -334,7 +335,7 @@ def certify_candidates(
 
         def passes(name: str) -> bool:
             made[name] = _checked(plan, predict(name))
-            counts, target = select(paired_tables(old, made[name], plan.settings.labels), plan.settings)
+            counts, target = select(paired_tables(old, made[name], plan.settings.labels, trusted=True), plan.settings)
             return retained(counts, plan.settings.margins, query.level, target) and (
                 further is None or first is None or _holds(plan, further, first, made[name], query.level)
             )
@@ -345,13 +346,13 @@ def certify_candidates(
     assert standing is not None
     # What is shown of a retired set that did not pass: the candidate at which the sequence ended.
     shown = chosen.shipped if chosen.passed else names[chosen.tested - 1]
-    reported = _one_bit(plan, chosen.passed, standing)
+    reported = one_bit(plan, chosen.passed, standing)
     if further is not None:
         reported["against_first"] = {"margins": further.settings(plan).margins}
     if not standing.retired:
         return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, claim=plan)
     full = report(
-        run_test(paired_tables(old, made[str(shown)], plan.settings.labels), plan.settings),
+        run_test(paired_tables(old, made[str(shown)], plan.settings.labels, trusted=True), plan.settings),
         confidence=plan.settings.confidence,
     )
     bit = reported
@@ -365,7 +366,7 @@ def _holds(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.T
     settings = further.settings(plan)
     if not settings.margins:
         return True
-    counts, _ = select(paired_tables(first, new, settings.labels), settings)
+    counts, _ = select(paired_tables(first, new, settings.labels, trusted=True), settings)
     return retained(counts, settings.margins, level, None)
 
 
@@ -374,7 +375,7 @@ def against_first(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, ne
     settings = further.settings(plan)
     if not settings.margins:
         return {"tasks": []}
-    result = run_test(paired_tables(first, new, settings.labels), settings)
+    result = run_test(paired_tables(first, new, settings.labels, trusted=True), settings)
     return {"tasks": [task.as_json() for task in result.tasks], "devsafety": result.devsafety}
 
 
@@ -395,7 +396,8 @@ def _checked(plan: SealedClaim, table: pa.Table) -> pa.Table:
     return table.filter(pa.array(kept))
 
 
-def _one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, Any]:
+def one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, Any]:
+    """The report of a query of a set that is not retired: passed or not, and what was asked."""
     settings = plan.settings
     return {
         "verdict": "certified" if passed else "undecided",
@@ -440,18 +442,25 @@ def write_run_certificate(
         files["new model"] = weights
     state = read_json(run.state)
     identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
-    entries = _until(ledger.entries(plan.fingerprint), outcome.standing.queries)
-    record = {"entries": entries, "set": plan.fingerprint}
+    record = ledger_record(ledger, plan.fingerprint, outcome.standing.queries, run.root)
     write_certificate(run.certificate, plan.settings, outcome.reported, files, identities=identities, ledger=record)
     return run.certificate
 
 
 # Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
-_NOT_KEPT = ("time", "previous", "fingerprint", "added", "left")
+_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
 
 
-def _until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """The ledger up to a look, without times and hashes: a run that was resumed has the certificate of a whole one."""
+def ledger_record(ledger: Ledger, fingerprint: str, number: int, folder: Path) -> dict[str, Any]:
+    """What a certificate in ``folder`` keeps of the ledger: the record of its set up to its query, and where it is."""
+    record: dict[str, Any] = {"set": fingerprint, "entries": entries_until(ledger.entries(fingerprint), number)}
+    if ledger.folder.resolve() != default_ledger().resolve():  # that one is found without its path
+        record["folder"] = os.path.relpath(ledger.folder.resolve(), folder.resolve())
+    return record
+
+
+def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The ledger up to a query, without times and hashes: a run that was resumed has the certificate of a whole one."""
     return [
         {name: value for name, value in entry.items() if name not in _NOT_KEPT}
         for entry in entries

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.certify.claims import Claim, Verdict
 from holdfast.errors import UserError
-from holdfast.shape import Each, Filled, Maybe, Shape, below_one, between, check_shape, one_of, text
+from holdfast.shape import Each, Filled, Maybe, Shape, below_one, between, check_shape, count, flag, one_of, text
 
 _SETTINGS: dict[str, Shape] = {
     "margins": Filled(Each(below_one)),
@@ -18,12 +19,28 @@ _SETTINGS: dict[str, Shape] = {
     "groups": Each(Filled([text])),
     "labels": [text],
     "level": Maybe(between(0.0, 1.0)),
+    "distinct_rows": Maybe(flag),
 }
+
+
+def _fingerprint(value: Any) -> bool:
+    return text(value) and re.fullmatch("sha256:[0-9a-f]{64}", value) is not None
+
+
 _CERTIFICATE: dict[str, Shape] = {
     "settings": _SETTINGS,
     "report": {"verdict": one_of(*Verdict), "claim": text, "promise": text},
     "files": Each({"path": text, "fingerprint": text}),
+    "ledger": Maybe(
+        {
+            "set": _fingerprint,
+            "entries": [{"number": Maybe(count)}],
+            "folder": Maybe(text),
+            "head": Maybe({"entries": count, "fingerprint": text}),
+        }
+    ),
 }
+
 _LEMMA = {"lemma_1": {"C": between(0.0, 1e9), "alpha": between(0.0, 1.0)}}
 
 

@@ -1,67 +1,68 @@
 """Predictions that a person hands in: read, checked, joined, counted.
 
-One file with ``task,label,old,new`` (and, optionally, ``example_id``), or two files with
-``example_id,task,label,prediction`` that are joined by example id. CSV or Parquet. Every fault is a sentence.
+One table with ``task,label,old,new`` (and ``example_id``), or two with ``example_id,task,label,prediction`` that are
+joined by example id and task. Answers that were graded elsewhere: ``task,old_correct,new_correct`` in one table, or
+``example_id,task,correct`` in two. CSV or Parquet. Every fault is a sentence; what looks wrong and may be right is a
+warning in :class:`Inspection`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from holdfast.certify.claims import Counts
+from holdfast.certify.columns import (
+    BoolArray,
+    Column,
+    check_columns,
+    column_names,
+    read_column,
+    read_table,
+    refuse_missing,
+    row_codes,
+    truth_column,
+    whole_numbers,
+)
 from holdfast.certify.exact.region import IntArray
-from holdfast.errors import UserError, nearest
+from holdfast.certify.repeats import Unused, combined, is_row_number, repeated, unused_warning
+from holdfast.certify.vocabulary import are_numbers, number, read_answers
+from holdfast.errors import UserError
 
-BoolArray = NDArray[np.bool_]
 PAIRED_COLUMNS = ("task", "label", "old", "new")
+PAIRED_CORRECT = ("task", "old_correct", "new_correct")
 SINGLE_COLUMNS = ("example_id", "task", "label", "prediction")
-_LONGEST_HEADER = 1 << 20  # bytes of the line of column names
-_NO_NAMES = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-MISSING = ["", "nan", "null", "na", "n/a", "<na>"]
+SINGLE_CORRECT = ("example_id", "task", "correct")
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of names: each name once, and for every row which one it is.
+class Inspection:
+    """What was noticed about a table of predictions; all of it stands in the report and the certificate."""
 
-    Everything after reading works on these: arrow's own functions would import pandas wherever it is installed, as soon
-    as they meet a plain value, and that takes a second.
-    """
+    rows: int
+    ids: bool  # example ids say which image a row is about
+    graded: bool = False  # by columns of right and wrong, not by comparing predictions with labels
+    numbers: bool = False  # labels and predictions were compared as numbers
+    unused: tuple[str, ...] = ()  # columns that the test does not read
+    repeats: str | None = None  # in words, how rows repeat
+    warnings: tuple[str, ...] = ()
 
-    names: list[str]
-    codes: IntArray
-
-    @classmethod
-    def of(cls, values: Sequence[str], codes: IntArray) -> Column:
-        """Names trimmed, and those that are the same afterwards made one."""
-        trimmed = [value.strip() for value in values]
-        names = sorted(set(trimmed))
-        place = {name: code for code, name in enumerate(names)}
-        return cls(names, np.array([place[name] for name in trimmed], dtype=np.int64)[codes])
-
-    def values(self) -> list[str]:
-        """The name of every row."""
-        return [self.names[code] for code in self.codes.tolist()]
-
-    def equals(self, other: Column) -> BoolArray:
-        """Row by row, whether both hold the same name."""
-        place = {name: code for code, name in enumerate(other.names)}
-        translated = np.array([place.get(name, -1) for name in self.names], dtype=np.int64)
-        return translated[self.codes] == other.codes
-
-    def take(self, rows: IntArray) -> Column:
-        """The rows in another order."""
-        return Column(self.names, self.codes[rows])
+    def as_json(self) -> dict[str, Any]:
+        """``input`` of a report."""
+        return {
+            "rows": self.rows,
+            "example_ids": self.ids,
+            "answers": "graded columns" if self.graded else "numbers" if self.numbers else "names",
+            "unused_columns": list(self.unused),
+            "repeated_rows": self.repeats,
+            "warnings": list(self.warnings),
+        }
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,24 @@ class Paired:
     correct_old: BoolArray
     correct_new: BoolArray
     disjoint: bool  # known that no image serves two tasks
+    identity: Column | None = None  # example ids
+    inspection: Inspection = field(default_factory=lambda: Inspection(0, False))
 
     def tasks(self) -> list[str]:
         """Names in alphabetical order."""
         return list(self.task.names)
 
+    @cached_property
+    def _rows(self) -> dict[str, IntArray]:
+        """The rows of every task, in their order."""
+        order = np.argsort(self.task.codes, kind="stable")
+        ends = np.cumsum(np.bincount(self.task.codes, minlength=len(self.task.names)))[:-1]
+        return dict(zip(self.task.names, np.split(order, ends), strict=True))
+
     def changes(self, task: str) -> list[int]:
         """X_i in {-1, 0, 1} of one task, in the order of the rows."""
-        chosen = self.task.codes == self.task.names.index(task)
-        return (self.correct_new[chosen].astype(int) - self.correct_old[chosen].astype(int)).tolist()
+        rows = self._rows[task]
+        return (self.correct_new[rows].astype(int) - self.correct_old[rows].astype(int)).tolist()
 
     def counts(self) -> dict[str, Counts]:
         """b, c and n of every task."""
@@ -93,88 +103,37 @@ class Paired:
             for code, name in enumerate(self.task.names)
         }
 
+    def pooled(self, name: str, members: Sequence[str]) -> Counts:
+        """Several tasks as one: b, c and n over their images, each image once however many of the tasks it serves.
 
-def read_table(path: Path) -> pa.Table:
-    """A CSV or Parquet file as it stands."""
-    try:
-        if not os.path.exists(path):
-            raise UserError(f"{path} does not exist", do="check the path")
-        if not os.path.isfile(path):  # a pipe would wait for ever, and a device never end
-            raise UserError(f"{path} is no file", expected="a CSV or Parquet file")
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return pq.read_table(path)
-        with path.open("rb") as file:
-            names = file.readline(_LONGEST_HEADER).decode("utf-8-sig").strip()
-        separator = "\t" if "\t" in names else ";" if ";" in names and "," not in names else ","
-        columns = [name.strip().strip('"') for name in names.split(separator)]
-        types = pa_csv.ConvertOptions(column_types={name: pa.string() for name in columns}, strings_can_be_null=False)
-        return pa_csv.read_csv(path, parse_options=pa_csv.ParseOptions(delimiter=separator), convert_options=types)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be read",
-            expected="CSV with a line of column names, or Parquet",
-            found=(str(error).splitlines() or [repr(error)])[0][:300],
-        ) from error
+        The claim is then about the group: the change in accuracy over its images together, drawn as they were drawn
+        here. An image that is right in one task of the group and wrong in another has no single outcome: refused.
+        """
+        rows = np.concatenate([self._rows[member] for member in members])
+        if self.identity is not None:
+            rows = self._one_row_an_image(rows, name)
+        old, new = self.correct_old[rows], self.correct_new[rows]
+        return Counts(name, len(rows), int((~old & new).sum()), int((old & ~new).sum()), members=tuple(members))
 
-
-def _column(table: pa.Table, name: str, path: Path) -> Column:
-    """A column as names; NaN, empty and null cells are refused."""
-    column = table[name]
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if any(test(kind) for test in _NO_NAMES):
-        raise UserError(f"column {name} of {path} holds {kind}", expected="names or numbers")
-    try:
-        encoded = column.combine_chunks()
-        if not isinstance(encoded, pa.DictionaryArray):
-            encoded = encoded.dictionary_encode()
-        codes = _codes(encoded.indices)
-        values = ["nan" if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise UserError(
-            f"column {name} of {path} cannot be read", found=(str(error).splitlines() or [""])[0][:300]
-        ) from error
-    empty = np.array([value.strip().lower() in MISSING for value in values] + [True])  # -1, null, is the last
-    holes = np.flatnonzero(empty[codes])
-    if len(holes):
-        raise UserError(
-            f"{path} has {len(holes)} empty or NaN {'cell' if len(holes) == 1 else 'cells'} in column {name}",
-            expected="a value in every row",
-            found=f"the first in data row {int(holes[0]) + 1}",
-            do="remove those rows, or repair what wrote them",
-        )
-    return Column.of(values, codes)
+    def _one_row_an_image(self, rows: IntArray, name: str) -> IntArray:
+        assert self.identity is not None
+        images = self.identity.codes[rows]
+        _, first, inverse = np.unique(images, return_index=True, return_inverse=True)
+        outcome = self.correct_old[rows] * 2 + self.correct_new[rows]
+        mixed = np.flatnonzero(outcome != outcome[first][inverse.reshape(-1)])
+        if len(mixed):
+            example = self.identity.names[int(images[mixed[0]])]
+            count = len(np.unique(images[mixed]))
+            raise UserError(
+                f"in the pool {name} {count} {'image has' if count == 1 else 'images have'} different outcomes",
+                expected="a pool counts an image once: right or wrong, whichever task it serves",
+                found=f"{example!r} does not have the same outcome in all of them",
+                do="claim about the tasks themselves, or pool tasks that share no images",
+            )
+        return rows[np.sort(first)]
 
 
-def _codes(indices: Any) -> IntArray:
-    """The indices of a dictionary, -1 for null; read from memory where that is possible."""
-    if indices.null_count:
-        return np.array([-1 if item is None else item for item in indices.to_pylist()], dtype=np.int64)
-    kind = np.dtype(str(indices.type))
-    start = indices.offset * kind.itemsize
-    return np.frombuffer(indices.buffers()[1], kind, len(indices), start).astype(np.int64)
-
-
-def _text(value: Any) -> str:
-    """A label as text; 3.0 and 3 are the same class."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _columns(table: pa.Table, wanted: Sequence[str], path: Path) -> dict[str, Column]:
-    names = {name.strip(): name for name in table.column_names}
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise UserError(
-            f"{path} lacks {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}",
-            expected=f"columns {','.join(wanted)}",
-            found=",".join(table.column_names) or "no columns",
-            do=f"rename or add them; {nearest(missing[0], names)}",
-        )
-    several = [name for name in wanted if [column_name.strip() for column_name in table.column_names].count(name) > 1]
-    if several:
-        raise UserError(f"{path} has several columns {several[0]}", expected="each column once")
-    if len(table) == 0:
-        raise UserError(f"{path} has no rows", expected="one row an image")
-    return {name: _column(table, names[name], path) for name in wanted}
+# -- one table --------------------------------------------------------------------------------------------------------
 
 
 def read_paired(path: Path, labels: Iterable[str] = ()) -> Paired:
@@ -184,60 +143,185 @@ def read_paired(path: Path, labels: Iterable[str] = ()) -> Paired:
 
 def paired_table(table: pa.Table, labels: Iterable[str] = (), path: Path = Path("the predictions")) -> Paired:
     """A table in memory, as :func:`read_paired` does with a file."""
-    with_ids = "example_id" in [name.strip() for name in table.column_names]
-    columns = _columns(table, [*PAIRED_COLUMNS, *(["example_id"] if with_ids else [])], path)
-    disjoint = False
-    if with_ids:
-        _check_unique(columns["task"], columns["example_id"], path)
-        disjoint = len(columns["example_id"].names) == len(table)
-    predictions = {"old": columns["old"], "new": columns["new"]}
-    _check_labels(columns["label"], columns["task"], predictions, labels, str(path))
-    return _paired(columns["task"], columns["label"], columns["old"], columns["new"], disjoint)
+    names, labels = column_names(table), list(labels)
+    graded = "old_correct" in names or "new_correct" in names
+    used = [*(PAIRED_CORRECT if graded else PAIRED_COLUMNS), *(["example_id"] if "example_id" in names else [])]
+    check_columns(table, used, path)
+    task, identity = _task_and_identity(table, path)
+    numbers, warnings = False, list[str]()
+    if graded:
+        refuse_missing(task, "task", path)
+        _no_labels(labels, path)
+        old, new = truth_column(table, "old_correct", path), truth_column(table, "new_correct", path)
+        warnings += _says_otherwise(table, path, {"old": old, "new": new})
+    else:
+        read = {name: read_column(table, name, path) for name in ("label", "old", "new")}
+        predictions = {"old": read["old"], "new": read["new"]}
+        answers = read_answers({path: read["label"]}, task, predictions, labels, {"old": path, "new": path})
+        old, new = answers.old.equals(answers.label), answers.new.equals(answers.label)
+        numbers, warnings = answers.numbers, list(answers.warnings)
+    unused = [Unused(name, row_codes(table, raw)) for name, raw in names.items() if _is_unused(name, used)]
+    read_codes = [codes for name in used if name != "example_id" for codes in [row_codes(table, names[name])]]
+    inspection = _inspected(len(table), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
+    disjoint = identity is not None and len(identity.names) == len(table)
+    return Paired(task, old, new, disjoint, identity, inspection)
 
 
-def read_joined(old_path: Path, new_path: Path, labels: Iterable[str] = ()) -> Paired:
-    """Two files, one a model, joined by example id (and task, for an image that serves several)."""
-    old = _columns(read_table(old_path), SINGLE_COLUMNS, old_path)
-    new = _columns(read_table(new_path), SINGLE_COLUMNS, new_path)
-    return _join(old, new, labels, (old_path, new_path))
+def _task_and_identity(table: pa.Table, path: Path, trusted: bool = False) -> tuple[Column, Column | None]:
+    """Tasks, not yet checked for missing cells, and ids where the table has them: each once in a task."""
+    task = read_column(table, "task", path)
+    if not trusted:
+        task = whole_numbers(task)
+    if "example_id" not in column_names(table):
+        return task, None
+    identity = read_column(table, "example_id", path)
+    if not trusted:
+        identity = whole_numbers(identity)
+    refuse_missing(identity, "example_id", path)
+    _check_unique(task, identity, path)
+    return task, identity
 
 
-def paired_tables(old: pa.Table, new: pa.Table, labels: Iterable[str] = ()) -> Paired:
+def _no_labels(labels: Sequence[str], path: Path) -> None:
+    if labels:
+        raise UserError(
+            f"--labels and columns of right and wrong at once ({path})",
+            do="leave --labels out: nothing is compared with a label",
+        )
+
+
+def _says_otherwise(table: pa.Table, path: Path, correct: Mapping[str, BoolArray]) -> list[str]:
+    """Where labels and predictions stand beside the grades: in how many rows they say otherwise."""
+    if not {"label", "old", "new"} <= set(column_names(table)):
+        return []
+    read = {name: read_column(table, name, path) for name in ("label", "old", "new")}
+    if are_numbers(read["label"].names):
+        read = {name: column.renamed(lambda name: number(name) or name) for name, column in read.items()}
+    rows = sum(int((read[name].equals(read["label"]) != right).sum()) for name, right in correct.items())
+    if rows == 0:
+        return []
+    return [f"old_correct and new_correct decide; {rows} of them say otherwise than label, old and new do"]
+
+
+# -- two tables -------------------------------------------------------------------------------------------------------
+
+
+def read_joined(old_path: Path, new_path: Path, labels: Iterable[str] = (), *, trusted: bool = False) -> Paired:
+    """Two files, one a model, joined by example id (and task, for an image that serves several).
+
+    ``trusted`` tables were written by holdfast itself, from one list of classes: their words are not questioned.
+    """
+    return _joined(read_table(old_path), read_table(new_path), labels, (old_path, new_path), trusted)
+
+
+def paired_tables(old: pa.Table, new: pa.Table, labels: Iterable[str] = (), *, trusted: bool = False) -> Paired:
     """Two tables in memory, as :func:`read_joined` does with files."""
     names = (Path("the old model's predictions"), Path("the new model's predictions"))
-    return _join(_columns(old, SINGLE_COLUMNS, names[0]), _columns(new, SINGLE_COLUMNS, names[1]), labels, names)
+    return _joined(old, new, labels, names, trusted)
 
 
-def _join(old: dict[str, Column], new: dict[str, Column], labels: Iterable[str], paths: tuple[Path, Path]) -> Paired:
+def _joined(
+    old: pa.Table, new: pa.Table, labels: Iterable[str], paths: tuple[Path, Path], trusted: bool = False
+) -> Paired:
     """Put the rows of the new model in the order of the old one's; anything that does not match is refused."""
-    _check_unique(old["task"], old["example_id"], paths[0])
-    _check_unique(new["task"], new["example_id"], paths[1])
-    places = {key: row for row, key in enumerate(_keys(new))}
-    order = [places.get(key, -1) for key in _keys(old)]
-    unmatched = order.count(-1)
-    if unmatched or len(order) != len(places):
+    tables, labels = (old, new), list(labels)
+    graded = any("correct" in column_names(table) for table in tables)
+    used = SINGLE_CORRECT if graded else SINGLE_COLUMNS
+    for table, path in zip(tables, paths, strict=True):
+        check_columns(table, used, path)
+    (task, identity), (other_task, other_identity) = (
+        _task_and_identity(table, path, trusted) for table, path in zip(tables, paths, strict=True)
+    )
+    assert identity is not None
+    assert other_identity is not None
+    rows = _order((task, identity), (other_task, other_identity), paths)
+    numbers, warnings = False, list[str]()
+    if graded:
+        refuse_missing(task, "task", paths[0])
+        _no_labels(labels, paths[0])
+        right = (truth_column(old, "correct", paths[0]), truth_column(new, "correct", paths[1])[rows])
+    else:
+        label = (read_column(old, "label", paths[0]), read_column(new, "label", paths[1]).take(rows))
+        predictions = {
+            "old": read_column(old, "prediction", paths[0]),
+            "new": read_column(new, "prediction", paths[1]).take(rows),
+        }
+        if trusted:
+            right = (predictions["old"].equals(label[0]), predictions["new"].equals(label[0]))
+        else:
+            by_path = dict(zip(paths, label, strict=False)) if paths[0] != paths[1] else {paths[0]: label[0]}
+            answers = read_answers(by_path, task, predictions, labels, {"old": paths[0], "new": paths[1]})
+            right = (answers.old.equals(answers.label), answers.new.equals(answers.label))
+            numbers, warnings = answers.numbers, list(answers.warnings)
+    disjoint = len(identity.names) == len(rows)
+    if trusted:
+        return Paired(task, *right, disjoint, identity, Inspection(len(rows), ids=True))
+    unused = _unused_of_both(old, new, rows, used)
+    read_codes = [
+        codes if table is old else None if codes is None else codes[rows]
+        for table in tables
+        for name in used[1:]
+        for codes in [row_codes(table, column_names(table)[name])]
+    ]
+    inspection = _inspected(len(rows), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
+    return Paired(task, *right, disjoint, identity, inspection)
+
+
+def _order(old: tuple[Column, Column], new: tuple[Column, Column], paths: tuple[Path, Path]) -> IntArray:
+    """For every row of the old model's table the row of the new one's that is about the same image and task."""
+    size = len(old[1].names)
+    task, identity = new[0].codes_in(old[0]), new[1].codes_in(old[1])
+    there = np.where((task < 0) | (identity < 0), -1, task * size + identity)
+    wanted = old[0].codes * size + old[1].codes
+    order = np.argsort(there, kind="stable")
+    place = np.minimum(np.searchsorted(there[order], wanted), len(order) - 1)
+    rows = order[place]
+    matched = there[rows] == wanted
+    if not matched.all() or len(there) != len(wanted):
+        first, second = int((~matched).sum()), len(there) - int(matched.sum())
         raise UserError(
             f"{paths[0]} and {paths[1]} do not join: they are not about the same images and tasks",
             expected="the same example_id and task in both files",
-            found=f"{unmatched} rows only in the first, {len(places) - len(order) + unmatched} only in the second",
+            found=f"{first} rows only in the first, {second} only in the second",
             do="predict the same images with both models",
         )
-    rows = np.array(order, dtype=np.int64)
-    different = int((~old["label"].equals(new["label"].take(rows))).sum())
-    if different:
-        raise UserError(
-            f"{paths[0]} and {paths[1]} give {different} images different labels",
-            expected="the same label for an image in both files",
-            do="write both files from the same labels",
-        )
-    predictions = {"old": old["prediction"], "new": new["prediction"].take(rows)}
-    _check_labels(old["label"], old["task"], predictions, labels, f"{paths[0]} and {paths[1]}")
-    disjoint = len(old["example_id"].names) == len(order)
-    return _paired(old["task"], old["label"], predictions["old"], predictions["new"], disjoint)
+    return rows
 
 
-def _keys(columns: dict[str, Column]) -> Iterable[tuple[str, str]]:
-    return zip(columns["task"].values(), columns["example_id"].values(), strict=True)
+def _unused_of_both(old: pa.Table, new: pa.Table, rows: IntArray, used: Sequence[str]) -> list[Unused]:
+    found: dict[str, Unused] = {}
+    for name, raw in column_names(new).items():
+        codes = row_codes(new, raw)
+        found[name] = Unused(name, None if codes is None else codes[rows])
+    found.update({name: Unused(name, row_codes(old, raw)) for name, raw in column_names(old).items()})
+    return [column for name, column in sorted(found.items()) if _is_unused(name, used)]
+
+
+def _is_unused(name: str, used: Sequence[str]) -> bool:
+    return name not in used and not is_row_number(name)
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _inspected(
+    rows: int,
+    identity: Column | None,
+    read_codes: Sequence[IntArray | None],
+    unused: Sequence[Unused],
+    warnings: Sequence[str],
+    *,
+    graded: bool,
+    numbers: bool,
+) -> Inspection:
+    other = [column.codes for column in unused if column.codes is not None]
+    codes = combined([item for item in [*read_codes, *other] if item is not None])
+    repeats = repeated(codes, bool(other))
+    found = [*warnings, *unused_warning(unused)]
+    if repeats is not None and identity is not None:
+        found.append(f"apart from their ids, rows repeat: {repeats}")
+    names = tuple(sorted(column.name for column in unused))
+    return Inspection(rows, identity is not None, graded, numbers, names, repeats, tuple(found))
 
 
 def _check_unique(task: Column, identity: Column, path: Path) -> None:
@@ -252,49 +336,3 @@ def _check_unique(task: Column, identity: Column, path: Path) -> None:
             found=f"{identity.names[first[1]]!r} {count} times in task {task.names[first[0]]!r}",
             do="keep one row an example",
         )
-
-
-def _spelling(name: str) -> str:
-    return "".join(letter for letter in name.casefold() if letter.isalnum())
-
-
-def _check_labels(
-    label: Column, task: Column, predictions: dict[str, Column], declared: Iterable[str], where: str
-) -> None:
-    """Refuse a label that nothing else knows, and predictions written in another vocabulary than the labels.
-
-    With declared ``labels`` every label and prediction must be one of them. Without, a model may name classes that have
-    no images here; but a label that is neither a task nor ever predicted, a prediction that differs from a label in
-    spelling only, and predictions none of which is a label, are mistakes that would count as errors of a model.
-    """
-    labels, tasks = set(label.names), set(task.names)
-    predicted = set[str]().union(*(column.names for column in predictions.values()))
-    allowed = set(declared)
-    unknown = sorted((labels | predicted) - allowed) if allowed else sorted(labels - tasks - predicted)
-    if unknown:
-        raise UserError(
-            f"{where} holds unknown {'label' if len(unknown) == 1 else 'labels'} {', '.join(unknown[:5])}",
-            expected="labels that --labels names" if allowed else "labels that are a task or that a model predicts",
-            found=f"{unknown[0]!r}; {nearest(unknown[0], allowed or tasks | predicted)}",
-            do="correct the spelling, or name all labels with --labels a,b,c",
-        )
-    spellings = {_spelling(name): name for name in sorted(labels | tasks)}
-    for name, column in predictions.items():
-        for value in sorted(set(column.names) - labels - tasks - allowed):
-            if _spelling(value) in spellings:
-                raise UserError(
-                    f"{where}: column {name} holds the unknown label {value!r}",
-                    expected=f"the spelling of the labels, {spellings[_spelling(value)]!r}",
-                    do="write predictions and labels alike: a different spelling counts as a wrong answer",
-                )
-    if not predicted & (labels | tasks) and not allowed:
-        raise UserError(
-            f"{where}: no prediction of either model is one of the labels",
-            expected=f"predictions such as {', '.join(sorted(labels)[:3])}",
-            found=", ".join(sorted(predicted)[:3]),
-            do="write predictions as the names that the labels use",
-        )
-
-
-def _paired(task: Column, label: Column, old: Column, new: Column, disjoint: bool) -> Paired:
-    return Paired(task, old.equals(label), new.equals(label), disjoint)

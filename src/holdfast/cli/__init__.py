@@ -25,9 +25,11 @@ from holdfast.cli import develop as _develop
 from holdfast.cli import diagnose as _diagnose
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
+from holdfast.cli import init as _init
 from holdfast.cli import lineage as _lineage
 from holdfast.cli import report as _report
 from holdfast.cli import track as _track
+from holdfast.cli import verify as _verify
 from holdfast.cli.extras import missing_extra
 from holdfast.cli.retrieve import retrieve_app
 from holdfast.errors import Exit, HoldfastError, RenamedSetting
@@ -52,7 +54,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 app.command("demo")(_demo.demo)
-app.command("init")(_develop.init)
+app.command("init")(_init.init)
 app.command("data")(_data.data)
 app.command("pack")(_data.pack)
 app.command("leaks")(_data.leaks)
@@ -63,7 +65,9 @@ app.command("export")(_export.export)
 app.command("bench")(_bench.bench)
 app.command("certify")(_certify.certify)
 app.command("plan")(_certify.plan)
-app.command("verify")(_certify.verify)
+app.command("claim")(_verify.claim)
+app.command("sign")(_verify.sign)
+app.command("verify")(_verify.verify)
 app.command("compare")(_compare.compare)
 app.command("diagnose")(_diagnose.diagnose)
 app.command("report")(_report.report)

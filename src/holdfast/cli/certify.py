@@ -1,16 +1,16 @@
-"""``holdfast certify``, ``plan`` and ``verify``."""
+"""``holdfast certify`` and ``plan``."""
 
 from __future__ import annotations
 
-import errno
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.gate import Outputs, certify_files, read_claim
+from holdfast.cli.options import check_same_claim, refuse_ignored
 from holdfast.errors import Exit, UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Margins = Annotated[
     list[str] | None,
     typer.Option("--margin", metavar="ε|TASK=ε", help="Loss of accuracy you accept, fixed beforehand; also per task."),
+]
+QueryBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--query-budget",
+        "--queries",
+        min=1,
+        metavar="R",
+        help="How often these images may be queried, each time at δ/R: charges the ledger.",
+    ),
 ]
 Confidence = Annotated[float | None, typer.Option(help="1 - δ. Default: 0.95, or what the run says.")]
 
@@ -41,28 +51,47 @@ def certify(
     confidence: Confidence = None,
     target: Annotated[str | None, typer.Option(help="Claim also that this task improved; it is not protected.")] = None,
     claim: Annotated[
-        str, typer.Option(help="all: every task is retained; each: these tasks are; bounds: side by side; devsafety.")
-    ] = "all",
+        str | None,
+        typer.Option(
+            help="all (default): every task is retained; each: these tasks are; bounds: side by side; devsafety."
+        ),
+    ] = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="A,B", help="Protected tasks. Default: all but the target.")
     ] = None,
     pool: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=A,B", help="Claim about a group of tasks as a whole.")
+        list[str] | None,
+        typer.Option(metavar="NAME=A,B", help="Claim about a group of tasks as a whole, each image once."),
     ] = None,
     labels: Annotated[str | None, typer.Option(metavar="A,B", help="All labels there are; others are refused.")] = None,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Rows arrive one by one: e-processes, to be looked at any time.")
     ] = False,
+    distinct_rows: Annotated[
+        bool, typer.Option("--distinct-rows", help="State, for lack of example_id, that each row is another image.")
+    ] = False,
     lemma_constant: Annotated[
-        float, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside.")
-    ] = 0.0,
+        float | None, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside. Default: 0.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a certificate that `holdfast verify` can check.")] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown too.")] = None,
     old_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     new_model: Annotated[Path | None, typer.Option(help="Weights to name in the certificate.")] = None,
     data: Annotated[Path | None, typer.Option(help="Data to name in the certificate.")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Ledger of sealed sets. Default: $HOLDFAST_LEDGER, or yours.")
+        Path | None,
+        typer.Option(help="Ledger of sealed sets. Default of a run: $HOLDFAST_LEDGER, or yours; of predictions: none."),
+    ] = None,
+    query_budget: QueryBudget = None,
+    claim_file: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Test what `holdfast claim` wrote down beforehand.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the report as JUnit XML too.")] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(metavar="FILE.sarif", help="Write the report as SARIF 2.1.0 too.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY", help="Sign the certificate with this SSH key.")
     ] = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Of a run: every class and the promise.")] = False,
@@ -70,48 +99,73 @@ def certify(
     """Prove that no protected task lost more than its margin, or say what is missing.
 
     Works on the predictions of any two models (OLD NEW: example_id,task,label,prediction; CSV or Parquet), or on the
-    sealed images of a run, under the ledger. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input.
+    sealed images of a run, under the ledger. With --ledger or --query-budget predictions are charged too: only pass or
+    not is shown until the set is retired. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input or a spent set.
     """
     run, tables = _given(paths or [])
-    _check_summary(summary)
+    fixed_set = {"pool": pool, "lemma_constant": lemma_constant, "out": out}
+    fixed_set |= {"query_budget": query_budget, "claim_file": claim_file}
+    named = {"old_model": old_model, "new_model": new_model, "data": data}
     if run is not None:
-        if predictions or old or new:
-            raise UserError("a run and predictions at once", do="give either RUN or --predictions")
-        return _certify_run(run, _margins(margin), confidence, ledger, summary, as_json, verbose)
-    from holdfast.certify.predictions import certify as test
+        of_tables = {"predictions": predictions, "old": old, "new": new, "target": target, "claim": claim}
+        of_tables |= {"tasks": tasks, "labels": labels, "sequential": sequential, "distinct_rows": distinct_rows}
+        refuse_ignored(
+            "a run", {**of_tables, **fixed_set, **named}, "give either RUN or predictions: a run says the rest"
+        )
+        refuse_ignored("--json", {"verbose": as_json and verbose}, "leave --verbose out: --json prints everything")
+    else:
+        refuse_ignored("predictions", {"verbose": verbose}, "leave it out: it is for the sealed images of a run")
+    if sequential:
+        other = {**fixed_set, **named, "claim": None if claim == "all" else claim, "ledger": ledger}
+        refuse_ignored(
+            "--sequential", other, "leave one of them out: it tests the claim `all`, on images that keep arriving"
+        )
+    if out is None and run is None:
+        refuse_ignored("no --out", named, "give --out CERTIFICATE too: they are named in it")
+    if ledger is not None or query_budget is not None or claim_file is not None:
+        refuse_ignored(
+            "a query or a claim file", {"distinct_rows": distinct_rows}, "give images ids: sets are known by"
+        )
+    outputs = Outputs(summary, junit, sarif, out, key)
+    outputs.check(of_run=run is not None)
+    if run is not None:
+        return _certify_run(run, margins_of(margin), confidence, ledger, outputs, as_json, verbose)
     from holdfast.certify.predictions import certify_sequentially
-    from holdfast.cli.verdicts import print_json, print_report
+    from holdfast.cli.verdicts import print_json, print_report, print_sealed
 
-    default, single = _margins(margin)
+    default, single = margins_of(margin)
     claimed: dict[str, Any] = {
         "target": target,
         "margin": default,
         "margins": single,
         "confidence": 0.95 if confidence is None else confidence,
-        "tasks": _names(tasks),
-        "labels": _names(labels),
+        "tasks": names_of(tasks),
+        "labels": names_of(labels),
+        "distinct_rows": distinct_rows,
     }
     files = _files([*tables, *(predictions or [])], old, new)
     if sequential:
-        if pool or out is not None:
-            other = "--pool" if pool else "--out"
-            raise UserError(
-                f"--sequential and {other} at once",
-                do="leave one of them out: a certificate and a pool are about a fixed set of images",
-            )
         reported = certify_sequentially(*files, **claimed)
     else:
-        workers = min(4, os.cpu_count() or 1)
-        result = test(
-            *files, **claimed, claim=claim, pools=_pools(pool or []), lemma_constant=lemma_constant, workers=workers
+        fixed = {"margin": margin, "confidence": confidence, "target": target, "tasks": tasks, "pool": pool}
+        written = read_claim(claim_file, {**fixed, "labels": labels, "query-budget": query_budget, "claim": claim})
+        reported = certify_files(
+            files,
+            {**claimed, "claim": claim or "all", "pools": pools_of(pool or [])},
+            written,
+            (ledger, query_budget),
+            outputs,
+            {name.replace("_", " "): path for name, path in named.items() if path is not None},
+            lemma_constant=lemma_constant or 0.0,
+            workers=min(4, os.cpu_count() or 1),
         )
-        reported = result.to_json()
-        if out is not None:
-            named = {"old model": old_model, "new model": new_model, "data": data}
-            result.write(out, {name: path for name, path in named.items() if path is not None})
-    _write_summary(summary, reported)
+    outputs.write(reported, files[-1])
     if as_json:
         print_json(reported)
+    elif "sealed" in reported:
+        print_sealed(reported)
+        if out is not None and not reported["sealed"]["passed"]:
+            print("no certificate was written: the query did not pass.")
     else:
         print_report(reported)
     return int(EXITS[reported["verdict"]])
@@ -156,9 +210,10 @@ def plan(
     """
     from holdfast.cli.verdicts import print_json, print_plan
 
-    default, single = _margins(margin)
+    default, single = margins_of(margin)
     if round_file is not None:
-        _check_for_round(tasks=tasks, images=images, simultaneous=simultaneous, predictions=predictions, target=target)
+        given = {"tasks": tasks, "images": images, "simultaneous": simultaneous, "predictions": predictions}
+        refuse_ignored("ROUND.toml", {**given, "target": target}, "leave one of them out: the round's file says it")
         from holdfast.certify.round_plan import plan_round
         from holdfast.cli.forecasts import print_forecast
 
@@ -175,8 +230,13 @@ def plan(
         else:
             print_forecast(forecast)
         return int(Exit.DONE)
-    if target_gain is not None:
-        raise UserError("--target-gain without a round", do="give ROUND.toml, or leave --target-gain out")
+    refuse_ignored("no ROUND.toml", {"target_gain": target_gain}, "give ROUND.toml, or leave --target-gain out")
+    if predictions:
+        refuse_ignored(
+            "--predictions", {"discordance": discordance}, "leave one of them out: each says how often models differ"
+        )
+    else:
+        refuse_ignored("no --predictions", {"target": target}, "leave --target out: it is a task of the predictions")
     from holdfast.certify.plans import plan as answer
 
     files = _files(predictions, None, None) if predictions else ()
@@ -200,13 +260,6 @@ def plan(
     return int(Exit.DONE)
 
 
-def _check_for_round(**given: Any) -> None:
-    """Refuse options that a round's own file answers."""
-    for name, value in given.items():
-        if value:
-            raise UserError(f"ROUND.toml and --{name} at once", do="leave one of them out: the round's file says it")
-
-
 def _goal(power: float) -> float:
     from holdfast.certify.plans import check_share
 
@@ -228,42 +281,7 @@ def _expected(discordance: float | None, difference: float, target_gain: float |
     return ExpectedFlips(protected, target)
 
 
-def verify(
-    certificate: Annotated[
-        Path, typer.Argument(metavar="CERTIFICATE", help="A certificate, a run that holds one, or a project.")
-    ],
-    as_json: Json = False,
-) -> int:
-    """Check every fingerprint of a certificate and compute everything again from the predictions it names.
-
-    Of a project: every byte of every round, the ledger, and all certificates.
-    """
-    if (certificate / "project.json").exists():
-        from holdfast.cli.lineage import verify_project
-
-        return verify_project(certificate, as_json)
-    from holdfast.certify.certificate import verify_certificate
-    from holdfast.cli.verdicts import print_json
-
-    path = certificate / "certificate.json" if certificate.is_dir() else certificate
-    _check_decided(certificate)
-    held = verify_certificate(path)
-    reported = {
-        "holds": True,
-        "verdict": held["report"]["verdict"],
-        "files": held["files"],
-        "claim": held["report"]["claim"],
-    }
-    if as_json:
-        print_json(reported)
-    else:
-        names = ", ".join(held["files"]) or "no files"
-        print(f"the certificate holds: verdict {reported['verdict']}; checked {names}")
-        print(f"promise: {held['report']['promise']}")
-    return int(Exit.DONE)
-
-
-def _check_decided(path: Path) -> None:
+def check_decided(path: Path) -> None:
     """A run whose candidate was rejected has no certificate: say which candidate, and why."""
     from holdfast.artifacts import RunFolder, read_json
 
@@ -279,7 +297,7 @@ def _certify_run(
     margins: tuple[float | None, dict[str, float]],
     confidence: float | None,
     ledger: Path | None,
-    summary: Path | None,
+    outputs: Outputs,
     as_json: bool,
     verbose: bool,
 ) -> int:
@@ -293,13 +311,16 @@ def _certify_run(
 
     run = RunFolder.open(path)
     if run.certificate.exists():
-        reported = verify_certificate(run.certificate)["report"]
+        held = verify_certificate(run.certificate)
+        check_same_claim(path, held["settings"], margins, confidence)
+        reported = held["report"]
     else:
-        _check_decided(path)
+        check_decided(path)
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
         reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)
-    _write_summary(summary, reported)
+    outputs.sign(run.certificate)
+    outputs.write(reported, path)
     if as_json:
         print_json(reported)
     else:
@@ -316,31 +337,7 @@ def _given(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
     return None, list(paths)
 
 
-def _check_summary(path: Path | None) -> None:
-    """Before a query of a sealed set is spent, and not after it."""
-    if path is None:
-        return
-    from holdfast.artifacts import not_writable
-
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise not_writable(path, error) from error
-
-
-def _write_summary(path: Path | None, reported: Mapping[str, Any]) -> None:
-    if path is not None:
-        from holdfast.artifacts import write_text
-        from holdfast.report.markdown import certify_markdown
-
-        write_text(path, certify_markdown(reported))
-
-
-def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
+def margins_of(given: Sequence[str] | None) -> tuple[float | None, dict[str, float]]:
     """The margin for all tasks, and those of single ones."""
     default: float | None = None
     single: dict[str, float] = {}
@@ -355,6 +352,8 @@ def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float
         from holdfast.certify.certificate import check_margin
 
         check_margin(value, name)
+        if name in single or (not name and default is not None):
+            raise UserError(f"two margins for {name or 'all tasks'}", do="give each --margin once")
         if name:
             single[name] = value
         else:
@@ -362,7 +361,8 @@ def _margins(given: Sequence[str] | None) -> tuple[float | None, dict[str, float
     return default, single
 
 
-def _names(text: str | None) -> list[str]:
+def names_of(text: str | None) -> list[str]:
+    """A list of names that commas stand between."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
@@ -379,13 +379,13 @@ def _files(predictions: Sequence[Path], old: Path | None, new: Path | None) -> t
     )
 
 
-def _pools(given: Sequence[str]) -> dict[str, list[str]]:
+def pools_of(given: Sequence[str]) -> dict[str, list[str]]:
     """Pooled groups of tasks, by name."""
     groups: dict[str, list[str]] = {}
     for item in given:
         name, _, members = item.partition("=")
-        if not name or not _names(members) or name in groups:
+        if not name or not names_of(members) or name in groups:
             found = "two groups have that name" if name in groups else ""
             raise UserError(f"--pool {item} is not a group", expected="NAME=TASK,TASK with a new name", found=found)
-        groups[name] = _names(members)
+        groups[name] = names_of(members)
     return groups

@@ -1,4 +1,4 @@
-"""``holdfast develop``, ``tune`` and ``init``."""
+"""``holdfast develop`` and ``tune``."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def develop(
     from holdfast.cli.forecasts import print_opening, print_refit
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.config.round import check_sections
+    from holdfast.model.weights import check_model
     from holdfast.stages import stage, stages_shown
 
     if project is not None and out is not None:
@@ -89,7 +90,7 @@ def develop(
             )
         root = round_file.parent
         values = read_toml(round_file)
-        check_sections(values, str(round_file))  # before torch is imported
+        check_model(check_sections(values, str(round_file)).model, root)  # before torch is imported
         stage("loading PyTorch")
         config = parse(RoundConfig, values, str(round_file), root)
         if seed is not None:
@@ -209,39 +210,3 @@ def tune(
     result = run(config, folder, tune_file.parent, resume=resume, quiet=quiet, command=command)
     if speaks():
         print_accuracy(f"accuracy on dev images · model in {result.model}", result.accuracy)
-
-
-def init(
-    source: Annotated[str, typer.Argument(help="Your images: a folder (class/picture.jpg), a table, or `digits`.")],
-    target: Annotated[str | None, typer.Option(help="The class to improve.")] = None,
-    out: Annotated[Path, typer.Option(help="Where to write the round.")] = Path("ROUND.toml"),
-    margin: Annotated[
-        float, typer.Option(help="Loss of accuracy you would like to rule out; larger where images cannot prove it.")
-    ] = 0.05,
-    confidence: Annotated[float, typer.Option(help="How sure you want to be: 1 - δ.")] = 0.95,
-) -> None:
-    """Write a commented ROUND.toml for a folder of your own images.
-
-    Looks at names only and opens no picture. Chooses how many images to seal, and larger margins for small classes, so
-    that the claim can be proven, and says why in the file. Without --target it proposes the smallest class, in a
-    comment.
-    """
-    from holdfast.artifacts import write_text
-    from holdfast.certify.certificate import check_confidence, check_margin
-    from holdfast.certify.choose_shares import choose_shares
-    from holdfast.data.init_round import ChosenPlan, inspect, round_text
-
-    if out.exists():
-        raise UserError(f"{out} exists already", do="choose another name with --out")
-    check_margin(margin, "")
-    check_confidence(confidence)
-    findings = inspect(source)
-    plan = ChosenPlan(margin=margin, confidence=confidence)
-    if not findings.brings_sealed and (target is None or target in findings.classes):
-        images, proposed = findings.shared, findings.smallest
-        plan = choose_shares(images, target, proposed=proposed, margin=margin, confidence=confidence)
-    write_text(out, round_text(findings, target=target, relative_to=out.parent, plan=plan))
-    classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
-    print(f"found {len(findings.classes)} classes: {classes}")
-    step = "" if target else f"say in {out} which class is the target, then "
-    print(f"wrote {out}; next: {step}holdfast develop {out}")

@@ -71,16 +71,19 @@ def opening_lines(found: Forecast) -> list[str]:
     """The plan that a round opens with, in five lines at most."""
     protected = [task for task in found.tasks if not task.is_target]
     classes = f"{len(protected)} protected class{'' if len(protected) == 1 else 'es'}"
-    lines = [f"plan: a chance of {percent(found.chance)} that {classes} pass{_gain(found)}, at level {found.level:g}"]
     weakest = found.weakest
-    text = f"least likely: {weakest.task}, {weakest.images} sealed images, {percent(weakest.chance)}"
+    least = f"least likely: {weakest.task}, {weakest.images} sealed images, {percent(weakest.chance)}"
     if not weakest.is_target:
-        text += f"; margin {points(weakest.margin)}, provable with no image lost: {points(weakest.provable[0])} points"
-    lines.append(text)
-    lines += [f"{percent(item.chance):>5} with: {item.text}" for item in found.advice[: MOST_LINES - 3]]
-    if found.advice:
-        lines.append("class by class: holdfast plan ROUND.toml")
-    return [textwrap.shorten(line, WIDTH, placeholder=" …", drop_whitespace=False) for line in lines]
+        least += f" at {points(weakest.margin)} points"
+    texts = [f"plan: a chance of {percent(found.chance)} that {classes} pass{_gain(found)}", least]
+    end = ["class by class: holdfast plan ROUND.toml"] if found.advice else []
+    lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
+    for item in found.advice:  # as many as have room, the best first
+        more = textwrap.wrap(f"{percent(item.chance):>5} with: {item.text}", WIDTH, subsequent_indent=" " * 7)
+        if len(lines) + len(more) + len(end) > MOST_LINES:
+            break
+        lines += more
+    return [*lines, *end]
 
 
 def print_opening(found: Forecast) -> None:

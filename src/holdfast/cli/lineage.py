@@ -186,10 +186,14 @@ def verify_project(path: Path, as_json: bool) -> int:
     from holdfast.rounds.verify import verify_project as check
 
     found = check(path)
+    code = int(Exit.UNDECIDED if found.not_checked else Exit.DONE)
     if as_json:
-        print_json({"holds": True, **asdict(found)})
-        return int(Exit.DONE)
-    print(f"the project holds: {found.rounds} rounds, {found.files} files, {found.certificates} certificates checked")
+        print_json({"holds": None if found.not_checked else True, **asdict(found)})
+        return code
+    counts = f"{found.rounds} rounds, {found.files} files, {found.certificates} certificates checked"
+    print(f"{'not fully checked: nothing was changed' if found.not_checked else 'the project holds'}: {counts}")
+    for missing in found.not_checked:
+        print(f"not checked: {missing}")
     for note in found.notes:
         print(f"note: {note}")
-    return int(Exit.DONE)
+    return code

@@ -135,6 +135,10 @@ def print_report(reported: Mapping[str, Any]) -> None:
     console.print(table)
     if not sequential:
         _print_reading(console, reported, rows)
+    from holdfast.certify.report import input_lines  # scipy: not for whoever prints JSON
+
+    for line in input_lines(reported):
+        console.print(Text(line, style="yellow"))
     console.print(Text(f"promise: {reported['promise']}", style="dim"))
 
 
@@ -189,7 +193,8 @@ def print_plan(plan: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     claim = "lower bounds side by side" if plan["simultaneous"] else "all tasks retained"
     goal = f"{plan['power'] * 100:g} % chance that {plan['tasks']} tasks pass"
-    console.print(Text(f"{goal} ({claim}), confidence {plan['confidence']:g}:"))
+    change = f", true change {percent(plan['difference'])} points" if plan["difference"] else ""
+    console.print(Text(f"{goal} ({claim}), confidence {plan['confidence']:g}{change}:"))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("task", "flips", "margin", "images needed", "with your images"):
         table.add_column(name, justify="left" if name == "task" else "right")

@@ -78,6 +78,15 @@ class SourceConfig(Config):
         return self
 
 
+class ClassShares(Config):
+    """Shares of one class; those left out are the general ones."""
+
+    base: Share | None = None
+    dev: Share | None = None
+    sealed: Share | None = None
+    test: Share | None = None
+
+
 class RolesConfig(Config):
     """[data.roles]: how examples without a split of their own are shared out, by content hash.
 
@@ -91,14 +100,26 @@ class RolesConfig(Config):
     dev: Share = 0.2
     sealed: Share = 0.2
     test: Share = 0.2
+    by_class: dict[str, ClassShares] = Field(default_factory=dict)
+    """Class -> shares of its own, such as `horse = { sealed = 0.6, dev = 0.1 }`: a small class has to seal more of its
+    images to prove the same margin."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Self:
-        shares = (self.base, self.dev, self.sealed, self.test)
-        used = sum(share for share in shares if isinstance(share, float))
-        if used >= 1:
-            raise ValueError(f"base + dev + sealed + test = {used:g} leaves nothing to train on; it must be below 1")
+        for label in (None, *self.by_class):
+            used = sum(share for share in self.shares_of(label).values() if isinstance(share, float))
+            if used >= 1:
+                of = "" if label is None else f"by_class.{label}: "
+                raise ValueError(
+                    f"{of}base + dev + sealed + test = {used:g} leaves nothing to train on; it must be below 1"
+                )
         return self
+
+    def shares_of(self, label: str | None) -> dict[str, int | float]:
+        """Role -> share of a class; None for one that is not named."""
+        general = {"base": self.base, "dev": self.dev, "sealed": self.sealed, "test": self.test}
+        own = self.by_class.get(label) if label is not None else None
+        return general if own is None else {**general, **own.model_dump(exclude_none=True)}
 
 
 class DataConfig(Config):

@@ -276,13 +276,13 @@ class RoundConfig(RoundSections):
         return self.train.model_copy(update={"head_learning_rate": rate})
 
 
-def check_sections(values: dict[str, Any], where: str) -> None:
-    """Find the mistakes of a ROUND.toml in every section but [method].
+def check_sections(values: dict[str, Any], where: str) -> RoundSections:
+    """Find the mistakes of a ROUND.toml in every section but [method]; the sections.
 
     A method's module imports torch, which takes seconds: whoever misspelt another key hears of it at once.
     """
     today, _ = upgraded(values)  # former names are hinted at once, when the round is read
-    parse(RoundSections, today, where)
+    return parse(RoundSections, today, where)
 
 
 class TuneConfig(Config):

@@ -65,10 +65,10 @@ class Survey:
         return sorted((found.ids[p], found.classes[p], found.pictures[p]) for p in found.where(Role.SEALED))
 
 
-def survey(config: DataConfig, task: TaskConfig, *, root: Path) -> Survey:
-    """Read the sources' names and content hashes and share out the roles."""
+def survey(config: DataConfig, task: TaskConfig, *, root: Path, main: Catalogue | None = None) -> Survey:
+    """Read the sources' names and content hashes and share out the roles; ``main`` where they were read already."""
     limit = config.bad_image_limit
-    main = catalogue(config.sources, root, limit=limit)
+    main = catalogue(config.sources, root, limit=limit) if main is None else main
     spec = task_spec(task, main.classes, prompts_file=None if config.prompts is None else root / config.prompts)
     assigned = assign(main, spec.classes, config.roles)
     check_roles(assigned, spec.classes, config.roles)

@@ -1,19 +1,24 @@
-"""The first ROUND.toml for a user's own pictures: what was found, with comments, nothing guessed silently."""
+"""The first ROUND.toml for a user's own pictures, and the TUNE.toml of its old model where there is none yet."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.config import SourceConfig
+from holdfast.config import ModelConfig, RolesConfig, SourceConfig
 from holdfast.data.catalogue import Listing
 from holdfast.data.round import Role
 from holdfast.data.sources import guess_source, list_source
 from holdfast.data.sources.files import split_role
 from holdfast.errors import UserError, nearest
+
+BASE = Path("base")  # the run folder of TUNE.toml, as its comment has it
+FEW = 2  # images of the target that the old model is tuned on
+_WIDTH = 98
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,6 @@ class Findings:
     classes: dict[str, int]  # class -> images, in order of appearance
     splits: dict[str, int]
     captions: int
-    shared: dict[str, int]  # class -> images without a split of their own, which roles are drawn from
-
-    @property
-    def brings_sealed(self) -> bool:
-        """Whether the source's own splits say which images are sealed."""
-        return any(split_role(name or None) is Role.SEALED for name in self.splits)
 
     @property
     def smallest(self) -> str:
@@ -41,16 +40,12 @@ class Findings:
 class ChosenPlan:
     """Shares and margins of a round, and why they were chosen."""
 
-    dev: float = 0.2
-    sealed: float = 0.2
-    test: float = 0.2
+    roles: RolesConfig = field(default_factory=RolesConfig)
     margin: float | dict[str, float] = 0.02
     confidence: float = 0.95
-    chance: float | None = None  # that the round passes, as far as it is known
-    reasons: tuple[str, ...] = ()
-
-
-DEFAULT_PLAN = ChosenPlan()
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict[str, tuple[str, ...]])  # section -> sentences
+    target_gain: bool = True  # claimed as well
+    chance: str = ""  # that the round passes, as `holdfast plan` says it
 
 
 def inspect(source: str) -> Findings:
@@ -64,13 +59,7 @@ def inspect(source: str) -> Findings:
         dict(classes),
         dict(Counter(entry.split or "" for entry in listing.entries)),
         sum(entry.caption is not None for entry in listing.entries),
-        _shared_out(listing, classes),
     )
-
-
-def _shared_out(listing: Listing, classes: Counter[str]) -> dict[str, int]:
-    shared = Counter(entry.label for entry in listing.entries if split_role(entry.split) is None)
-    return {name: shared[name] for name in classes}
 
 
 def _check_classes(listing: Listing, classes: Counter[str]) -> None:
@@ -90,57 +79,105 @@ def _check_classes(listing: Listing, classes: Counter[str]) -> None:
             )
 
 
-def round_text(
-    findings: Findings,
-    *,
-    target: str | None = None,
-    relative_to: Path | None = None,
-    plan: ChosenPlan = DEFAULT_PLAN,
-) -> str:
-    """A commented ROUND.toml. Without a target the smallest class is proposed in a comment and must be confirmed."""
+def check_target(findings: Findings, target: str | None, make: str | None) -> None:
+    """The class to improve must have images; without a model it must be named, for the model is made without it."""
     if target is not None and target not in findings.classes:
         raise UserError(f"the class {target!r} has no images", do=nearest(target, findings.classes))
-    data = _data_section(findings, relative_to, plan)
-    return "\n".join([_task_section(findings, target), data, _OTHER_SECTIONS + _certify_section(plan)])
+    if target is None and make is not None:
+        raise UserError(
+            "which class is to be improved?",
+            expected="--target: the old model is tuned on the other classes",
+            found=", ".join(findings.classes),
+        )
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # a JSON string is a TOML basic string
+# -- ROUND.toml ----------------------------------------------------------------------------------------------------
+
+
+def round_text(
+    findings: Findings,
+    model: ModelConfig,
+    *,
+    make: str | None = None,
+    target: str | None = None,
+    relative_to: Path | None = None,
+    plan: ChosenPlan | None = None,
+) -> str:
+    """A commented ROUND.toml. Without a target the smallest class is proposed in a comment and must be confirmed.
+
+    ``make`` is the architecture that TUNE.toml makes the old model of.
+    """
+    plan = plan or ChosenPlan()
+    sections = [
+        _task_section(findings, target),
+        _data_section(findings, relative_to, plan),
+        _model_section(model, make),
+        _train_section(len(findings.classes), make),
+        _certify_section(plan),
+    ]
+    return "\n".join(sections)
 
 
 def _task_section(findings: Findings, target: str | None) -> str:
-    counts = "\n".join(f"#   {name}: {count} images" for name, count in findings.classes.items())
+    proposed = target or findings.smallest
+    choice = f"target = {_quote(proposed)}"
     if target is None:
         choice = (
-            f"# The class to improve. Nobody but you knows which: {_quote(findings.smallest)} has the fewest images.\n"
-            f"# target = {_quote(findings.smallest)}"
+            f"# The class to improve. Nobody but you knows which; {_quote(proposed)} has the fewest images.\n# {choice}"
         )
-        others = [name for name in findings.classes if name != findings.smallest]
-    else:
-        choice = f"target = {_quote(target)}"
-        others = [name for name in findings.classes if name != target]
-    return f"""# A round: improve one class, keep every other. Run it with `holdfast develop ROUND.toml`.
-# Keys that are left out have their defaults; `holdfast develop --help` says what each of them means.
+    others = [name for name in findings.classes if name != proposed]
+    return f"""# A round: improve one class, keep every other.
+#   holdfast plan ROUND.toml       what the sealed images can prove, and how likely the round passes
+#   holdfast develop ROUND.toml    train, choose, certify
+# Settings that are left out have their defaults (docs/reference/configuration.md).
 seed = 0
 
 [task]
-# Found in the data:
-{counts}
 {choice}
-# What must not get worse. Left out: every class but the target and the ignored.
-# protected = [{", ".join(_quote(name) for name in others)}]
-# Classes that take no part at all.
-# ignored = []
-# The sentence a class is described with; a/an before {{}} agrees with the word.
-template = "a photo of a {{}}"
-# Better words for a class than its name:
-# [task.names]
-# {_quote(others[0])} = {_quote(others[0].replace("_", " "))}
+# Protected is every other class ({_counts(findings, others)}).
+# protected = [{", ".join(map(_quote, others[:3]))}{", …" if len(others) > 3 else ""}]   # or only these
+template = "a photo of a {{}}"   # the sentence for a class; a/an agrees with its name
+# names = {{ {_key(others[0])} = "words for it" }}
 """
 
 
+def _counts(findings: Findings, names: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(f"{name} {findings.classes[name]}" for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") + " images"
+
+
 def _data_section(findings: Findings, relative_to: Path | None, plan: ChosenPlan) -> str:
-    source = findings.source
+    own = {split_role(name or None) for name in findings.splits}
+    roles = plan.roles
+    drawn = {Role.DEV: roles.dev, Role.SEALED: roles.sealed, Role.TEST: roles.test}
+    shares = "\n".join(_share_line(role, share, role in own) for role, share in drawn.items())
+    if roles.base:
+        shares = f"{_share_line(Role.BASE, roles.base, False)}\n{shares}"
+    splits = "".join(f"# The source brings splits: {_splits(findings)}.\n" for _ in [0] if any(findings.splits))
+    named = "".join(
+        f"{_key(name)} = {{ {', '.join(f'{role} = {share:g}' for role, share in own_shares)} }}\n"
+        for name, own_shares in ((name, _given(roles, name)) for name in roles.by_class)
+    )
+    table = f"\n[data.roles.by_class]   # shares of single classes\n{named}" if named else ""
+    return f"""[data]
+{splits}source = {_source(findings.source, relative_to)}
+leaks = "drop"   # near copies of held-out images are not trained on
+# pairs = [{{ kind = "csv", path = "more.csv" }}]   # more pictures of the target, with captions
+
+[data.roles]   # how images are shared out, by their content; the rest is trained on
+{_comment(plan.reasons.get("roles", ()))}{shares}
+{table}"""
+
+
+def _given(roles: RolesConfig, name: str) -> list[tuple[str, float]]:
+    return list(roles.by_class[name].model_dump(exclude_none=True).items())
+
+
+def _splits(findings: Findings) -> str:
+    return ", ".join(f"{name or 'none'} {count}" for name, count in findings.splits.items())
+
+
+def _source(source: SourceConfig, relative_to: Path | None) -> str:
     fields = [f"kind = {_quote(source.kind)}"]
     if source.path is not None:
         path = source.path
@@ -149,38 +186,13 @@ def _data_section(findings: Findings, relative_to: Path | None, plan: ChosenPlan
             if path.is_relative_to(relative_to.resolve()):
                 path = path.relative_to(relative_to.resolve())
         fields.append(f"path = {_quote(str(path))}")
-    splits = ", ".join(f"{name or 'none'} {count}" for name, count in findings.splits.items())
-    own = {split_role(name or None) for name in findings.splits}
-    drawn = {Role.BASE: 0.0, Role.DEV: plan.dev, Role.SEALED: plan.sealed, Role.TEST: plan.test}
-    shares = "\n".join(_share_line(role, share, role in own) for role, share in drawn.items())
-    why = "".join(f"# {line}\n" for reason in plan.reasons for line in textwrap.wrap(reason, 110))
-    texts = (
-        "# Captions of the target's images are used as they stand."
-        if findings.captions
-        else "# There are no captions: the class's sentence stands in for them."
-    )
-    return f"""[data]
-# Splits found: {splits}.
-source = {{ {", ".join(fields)} }}
-{texts}
-# More pictures of the target with captions (a table with filepath,title):
-# pairs = [{{ kind = "csv", path = "more.csv" }}]
-# Pictures to contrast with. Left out: the protected classes with their sentences.
-# negatives = {{ kind = "folder", path = "other-pictures" }}
-# Images of each protected class to train under. Left out: all there are.
-# constraint_images = 1000
-
-[data.roles]
-# How images without a split of their own are shared out, by their content: the rest is trained on.
-# A fraction is stable when images are added; a whole number is that many images of each class.
-{why}{shares}
-"""
+    return f"{{ {', '.join(fields)} }}"
 
 
 _MEANING = {
-    Role.BASE: "for making the old model with `holdfast tune`",
-    Role.DEV: "for looking and choosing",
-    Role.SEALED: "opened by the certificate and by nothing else",
+    Role.BASE: "make the old model",
+    Role.DEV: "choose among candidates",
+    Role.SEALED: "opened once, by the certificate",
     Role.TEST: "scored once, after the choice",
 }
 
@@ -188,40 +200,122 @@ _MEANING = {
 def _share_line(role: Role, share: float, own: bool) -> str:
     if own:
         return f"# {role.value}: the source brings its own ({_MEANING[role]})"
-    return f"{role.value} = {share}  # {_MEANING[role]}"
+    return f"{role.value} = {share}".ljust(14) + f"# {_MEANING[role]}"
 
 
-_OTHER_SECTIONS = """[model]
-# The old model: a holdfast model folder,
-# start = "base-model"
-# or an OpenCLIP architecture with its weights.
-architecture = "ViT-B-16"
-weights = "openai"
+def _model_section(model: ModelConfig, make: str | None) -> str:
+    if model.start is None:
+        weights = "" if model.weights is None else f"weights = {_quote(model.weights)}\n"
+        return f"[model]   # the old model\narchitecture = {_quote(str(model.architecture))}\n{weights}"
+    made = "the old model: made by `holdfast tune TUNE.toml --out base`" if make else "the old model"
+    freeze = f'freeze = "{model.freeze}"   # its text tower stays as it is\n' if model.freeze != "nothing" else ""
+    return f"[model]   # {made}\nstart = {_quote(str(model.start))}\n{freeze}"
 
-[method]
-name = "holdfast"
-# form = "published"  # the algorithm as the paper has it; the default adds what keeps classes better (docs/research.md)
 
-[train]
-steps = 2000
-batch = 256
-
+def _train_section(classes: int, make: str | None) -> str:
+    size = _ROUND_SIZES.get(make or "", _ROUND_OF_A_MODEL)
+    tasks = f"tasks_per_step = {size.tasks}   # protected classes a step\n" if classes - 1 > size.tasks else ""
+    return f"""[train]   # sized for {size.machine}
+steps = {size.steps}
+batch = {size.batch}
+{tasks}images_per_task = {size.images}   # of each protected class, a step
+learning_rate = {size.rate}
+{_SPEED if make else ""}
 [evaluate]
-every = 200
-
+every = {size.every}   # steps; each evaluation makes a checkpoint to choose from
 """
 
 
 def _certify_section(plan: ChosenPlan) -> str:
-    known = f"# Chance that the round passes (`holdfast plan` counts it exactly): about {plan.chance or 0:.0%}.\n"
-    chance = "" if plan.chance is None else known
-    if isinstance(plan.margin, dict):
-        items = ", ".join(f"{_quote(name)} = {margin:g}" for name, margin in plan.margin.items())
-        margin = f"{{ {items} }}"
-    else:
-        margin = f"{plan.margin:g}"
-    return f"""[certify]
-# The loss of accuracy you are ready to accept on any protected class, and how sure you want to be.
-{chance}margin = {margin}
+    chance = [f"Chance that the round passes: {plan.chance} (holdfast plan ROUND.toml)."] if plan.chance else []
+    why = _comment([*plan.reasons.get("margin", ()), *chance])
+    head = f"""[certify]   # the claim: no protected class loses more accuracy than its margin
 confidence = {plan.confidence:g}
 """
+    if not plan.target_gain:
+        head += f"{_comment(plan.reasons.get('gain', ()))}target_gain = false\n"
+    if not isinstance(plan.margin, dict):
+        return f"{head}{why}margin = {plan.margin:g}\n"
+    lines = "\n".join(f"{_key(name)} = {margin:g}" for name, margin in plan.margin.items())
+    return f"{head}\n[certify.margin]\n{why}{lines}\n"
+
+
+# -- TUNE.toml -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much is trained."""
+
+    steps: int
+    batch: int
+    images: int  # of each class a step
+    tasks: int  # protected classes a step
+    rate: str
+    every: int
+    machine: str = "two CPU cores: minutes; a GPU is used where there is one"
+
+
+# Enough for folders of 30 to 1000 images a class at 64 to 128 pixels.
+_TUNE_SIZES = {"tiny": _Sizes(200, 64, 8, 24, "1e-3", 200), "parts": _Sizes(20, 64, 6, 16, "3e-4", 20)}
+_ROUND_SIZES = {"tiny": _Sizes(120, 48, 6, 24, "3e-4", 40), "parts": _Sizes(30, 24, 3, 16, "1e-4", 10)}
+_ROUND_OF_A_MODEL = _Sizes(400, 128, 10, 64, "1e-5", 100, "a GPU; for two CPU cores take a tenth of steps and batch")
+_SPEED = 'speed = "plain"   # on a GPU compiling would take longer than these few steps\n'
+_ARCHITECTURES = {"tiny": "tiny", "parts": "parts-128"}
+_ABOUT = {
+    "tiny": "a small two-tower model, trained from scratch on your images",
+    "parts": "a pretrained EfficientNet at 128 pixels and a pretrained sentence encoder, brought together",
+}
+
+
+def old_model(make: str) -> ModelConfig:
+    """[model] of the round whose old model TUNE.toml makes."""
+    return ModelConfig(start=BASE / "model", freeze="text" if make == "parts" else "nothing")
+
+
+def tune_text(
+    findings: Findings, make: str, target: str, *, relative_to: Path | None = None, plan: ChosenPlan | None = None
+) -> str:
+    """The TUNE.toml of a round's old model; its [data] is that of the round, word for word."""
+    size, classes = _TUNE_SIZES[make], len(findings.classes)
+    tasks = f"tasks_per_step = {size.tasks}\n" if classes - 1 > size.tasks else ""
+    freeze = 'freeze = "text"\n' if make == "parts" else ""
+    return f"""# The old model of ROUND.toml, for want of one of your own:
+#   holdfast tune TUNE.toml --out {BASE}
+# It is tuned on the images that are left to train on. No dev, test or sealed image of ROUND.toml is among them, because
+# [data] is the same in both files: change it in both.
+seed = 0
+objective = "cross_entropy"
+# It learns the target's name from {FEW} images. The others are the new data that the round brings.
+at_most = {{ {_key(target)} = {FEW} }}
+template = "a photo of a {{}}"
+
+{_data_section(findings, relative_to, plan or ChosenPlan())}
+[model]   # {_ABOUT[make]}
+architecture = {_quote(_ARCHITECTURES[make])}
+{freeze}
+[train]   # sized for {size.machine}
+steps = {size.steps}
+{tasks}images_per_task = {size.images}   # of each class, a step
+learning_rate = {size.rate}
+{_SPEED}
+[evaluate]
+every = {size.every}
+"""
+
+
+# -- writing TOML --------------------------------------------------------------------------------------------------
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a JSON string is a TOML basic string
+
+
+def _key(name: str) -> str:
+    """A bare key where TOML allows it."""
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else _quote(name)
+
+
+def _comment(sentences: Sequence[str]) -> str:
+    return "".join(f"# {line}\n" for sentence in sentences for line in textwrap.wrap(sentence, _WIDTH))

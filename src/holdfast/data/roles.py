@@ -22,7 +22,7 @@ from holdfast.config import RolesConfig
 from holdfast.data.catalogue import Catalogue, Problem, number_of
 from holdfast.data.round import Role
 from holdfast.data.sources.files import split_role
-from holdfast.errors import UserError
+from holdfast.errors import UserError, nearest
 
 ROLES = pa.schema(
     [
@@ -107,6 +107,11 @@ def fingerprint_roles(table: pa.Table) -> str:
 
 def assign(catalogue: Catalogue, classes: Sequence[str], config: RolesConfig) -> Assigned:
     """Give every example of the given classes its role; copies and contradictions are dropped and reported."""
+    for name in config.by_class:
+        if name not in catalogue.classes:
+            raise UserError(
+                f"[data.roles.by_class]: {name!r} is no class of the sources", do=nearest(name, catalogue.classes)
+            )
     pictures = catalogue.pictures()
     rows, twins, problems = _one_row_a_picture(catalogue, pictures, set(classes))
     ids, labels = catalogue.column("example_id"), catalogue.column("class")
@@ -176,7 +181,8 @@ def _share_out(
     rows: list[int], ids: Sequence[str | None], label: str, config: RolesConfig, filled: set[Role]
 ) -> dict[int, Role]:
     """Roles of the examples of one class that bring none along, among those its own splits do not fill."""
-    shares = {role: getattr(config, role.value) for role in _DRAWN if role not in filled}
+    own = config.shares_of(label)
+    shares = {role: own[role.value] for role in _DRAWN if role not in filled}
     counts = {role: share for role, share in shares.items() if isinstance(share, int)}
     if counts and sum(counts.values()) >= len(rows):
         raise UserError(

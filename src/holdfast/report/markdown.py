@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.certify.report import advice
+from holdfast.certify.report import advice, input_lines
 from holdfast.report.card import escaped
 from holdfast.report.markup import p_text, percent, points
 
@@ -67,7 +67,8 @@ def _evidence(reported: Mapping[str, Any]) -> list[str]:
     lines += ["", f"Changes and margins in points of accuracy.{bound}", ""]
     open_tasks = [] if sequential else [row for row in rows if row["verdict"] == "undecided"]
     lines += [f"- {escaped(row['task'])}: {escaped(advice(row))}" for row in open_tasks]
-    return [*lines, ""] if open_tasks else lines
+    noticed = [f"- {escaped(line)}" for line in input_lines(reported)]
+    return [*lines, *noticed, ""] if open_tasks or noticed else lines
 
 
 def _test(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -16,8 +16,10 @@ from holdfast.artifacts import (
     read_json,
     read_predictions,
 )
-from holdfast.certify.certificate import verify_certificate
+from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger
+from holdfast.certify.verification import examine
+from holdfast.chained import ChainedLog
 from holdfast.errors import FaultError, UserError
 from holdfast.rounds.project import FIRST, Project, list_files
 
@@ -128,17 +130,20 @@ class Checked:
     files: int
     certificates: int
     notes: list[str]
+    not_checked: list[str]  # what certificates rest on and was not at hand: nothing "holds" without it
 
 
 def verify_project(root: Path) -> Checked:
     """Check the chain of the record, every file of every round, the ledger and all certificates.
 
-    Any change is a :class:`FaultError`. Rounds that are not finished, and files that were added, are noted.
+    Any change is a :class:`FaultError`. Rounds that are not finished, files that were added, and records of earlier
+    versions, whose end could be cut without a trace, are noted.
     """
     project = Project.open(root)
     entries = project.entries()
     _check_chain(project)
     files, certificates = 0, 0
+    not_checked: list[str] = []
     notes = [f"{name} is not finished" for name in project.unfinished()]
     for name in project.unfinished():
         _finished_without_a_line(project, name)
@@ -151,13 +156,36 @@ def verify_project(root: Path) -> Checked:
         _check_ledger(project, entry.get("ledger") or {})
         certificate = base / "certificate.json"
         if certificate.exists():
-            verify_certificate(certificate)
+            not_checked += _check_certificate(project, base.name, certificate)
             certificates += 1
     notes += _shared_seals(project)
-    if project.ledger.exists():
-        for path in sorted(project.ledger.glob("*.jsonl")):
-            Ledger(project.ledger).standing(f"sha256:{path.stem}")
-    return Checked(sum(item["event"] == "round" for item in entries), files, certificates, notes)
+    notes += _check_records(project)
+    return Checked(sum(item["event"] == "round" for item in entries), files, certificates, notes, not_checked)
+
+
+def _check_certificate(project: Project, name: str, path: Path) -> Iterator[str]:
+    """Compute a certificate again; what it rests on and is not at hand."""
+    record = read_certificate(path).get("ledger") or {}
+    own = bool(record) and Ledger(project.ledger).path(record["set"]).exists()
+    for check in examine(path, ledgers=[project.ledger] if own else []).checks:
+        if check.needed and not check.checked:
+            yield f"{name}, {check.what}: {check.detail}"
+
+
+def _check_records(project: Project) -> Iterator[str]:
+    """Every record of the ledger follows its chain and reaches its head; those without a head are named."""
+    logs = [ChainedLog(path) for path in sorted(project.ledger.glob("*.jsonl"))] if project.ledger.exists() else []
+    for log in logs:
+        if (broken := log.broken()) is not None:
+            raise FaultError(
+                f"the ledger entry {log.path} was changed",
+                expected="a record that is only ever appended to",
+                found=broken.reason,
+                do="restore the file and its .head",
+            )
+    for log in (project.record_log, *logs):
+        if not log.anchored:
+            yield f"{log.path.name} has no head (of an earlier version): a cut at its end would not show"
 
 
 def _shared_seals(project: Project) -> list[str]:
@@ -194,8 +222,8 @@ def _check_chain(project: Project) -> None:
         raise FaultError(
             f"{project.lineage} was changed",
             expected="a record that is only ever appended to",
-            found=f"the line of {broken.entry.get('round', FIRST)} does not fit the one before it, or itself",
-            do="restore the file",
+            found=f"at the line of {broken.entry.get('round', FIRST)}: {broken.reason}",
+            do="restore the file and its .head",
         )
 
 

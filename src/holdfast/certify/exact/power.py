@@ -152,6 +152,28 @@ def sufficient_images(margin: float, truth: Truth, level: float, power: float) -
     raise OverflowError(f"more than {MOST_IMAGES} images")
 
 
+def about_images(margin: float, truth: Truth, level: float, power: float) -> int:
+    """An n whose exact power reaches ``power``, and that of an n 2 % smaller does not: a quick search."""
+    n = formula_images(margin, truth, level, power)
+    if n > MOST_IMAGES:
+        raise OverflowError(f"more than {MOST_IMAGES} images")
+    if reaches(n, margin, truth, level, power):
+        while n > 1 and reaches(fewer := n - max(1, n // 50), margin, truth, level, power):
+            n = fewer
+        return n
+    while n <= MOST_IMAGES:
+        n += max(1, n // 50)
+        if reaches(n, margin, truth, level, power):
+            return n
+    raise OverflowError(f"more than {MOST_IMAGES} images")
+
+
+def two_digits_up(value: float) -> float:
+    """A positive number rounded up to two digits: away from luck, so that similar tasks share one search."""
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / scale - 1e-9) * scale
+
+
 def best_margin(images: int, truth: Truth, level: float, power: float) -> float | None:
     """The smallest margin, in steps of 0.0005, that ``images`` certify with the wanted power; None where none does."""
     largest = round(0.95 / MARGIN_STEP)
@@ -188,6 +210,7 @@ def zero_flip_images(margin: float, level: float) -> int:
 
 __all__ = [
     "Truth",
+    "about_images",
     "best_margin",
     "estimated_discordance",
     "exact_power",
@@ -196,5 +219,6 @@ __all__ = [
     "per_task_power",
     "reaches",
     "sufficient_images",
+    "two_digits_up",
     "zero_flip_images",
 ]

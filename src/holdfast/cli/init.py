@@ -1,0 +1,137 @@
+"""``holdfast init``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    from holdfast.certify.forecast import Forecast
+    from holdfast.config import ModelConfig, RolesConfig, SourceConfig
+    from holdfast.data.init_round import ChosenPlan, Findings
+
+TUNE = "TUNE.toml"
+
+
+def init(
+    source: Annotated[str, typer.Argument(help="Your images: a folder (class/picture.jpg), a table, or `digits`.")],
+    target: Annotated[str | None, typer.Option(help="The class to improve.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model to improve: a model folder, or ARCHITECTURE/WEIGHTS of OpenCLIP (a tag or a file, as in "
+            "ViT-B-16/openai). Without one: `parts` (pretrained towers) or `tiny` (from scratch); TUNE.toml makes it. "
+            "Default: base/model, else parts, else ViT-B-16/openai, the first that is on this machine."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where to write the round; TUNE.toml goes beside it.")] = Path("ROUND.toml"),
+    margin: Annotated[
+        float, typer.Option(help="Loss of accuracy you would like to rule out; larger where images cannot prove it.")
+    ] = 0.05,
+    confidence: Annotated[float, typer.Option(help="How sure you want to be: 1 - δ.")] = 0.95,
+) -> None:
+    """Write a commented ROUND.toml for a folder of your own images, and a TUNE.toml where there is no model yet.
+
+    Reads the images' names and hashes and decodes no picture. Looks for the model's weights first. Chooses how many
+    images of each class to seal, and larger margins for small classes, so that the claim can be proven, and says why in
+    the file. Without --target it proposes the smallest class, in a comment.
+    """
+    from holdfast.model.weights import default_model, find_model
+
+    tune_file = out.parent / TUNE
+    _check_free(out)
+    found = default_model(out.parent) if model is None else find_model(model, beside=out.parent)  # before all else
+    make = found.make
+    if make is not None:
+        _check_free(tune_file)
+
+    from holdfast.artifacts import write_text
+    from holdfast.certify.certificate import check_confidence, check_margin
+    from holdfast.cli.forecasts import percent
+    from holdfast.config import ModelConfig
+    from holdfast.data.init_round import check_target, inspect, old_model, round_text, tune_text
+
+    check_margin(margin, "")
+    check_confidence(confidence)
+    findings = inspect(source)
+    check_target(findings, target, make)
+    if make is not None:
+        settings = old_model(make)
+    else:
+        settings = ModelConfig(start=found.start, architecture=found.architecture, weights=found.weights)
+    plan, forecast = _planned(findings, target, settings, margin, confidence, out.parent)
+    if make is not None and target is not None:
+        write_text(tune_file, tune_text(findings, make, target, relative_to=out.parent, plan=plan))
+    write_text(out, round_text(findings, settings, make=make, target=target, relative_to=out.parent, plan=plan))
+    classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
+    print(f"found {len(findings.classes)} classes: {classes}")
+    print(f"wrote {out}" + (f" and {tune_file}" if make else ""))
+    print(f"chance that the round passes: {percent(forecast.chance)}")
+    print("next:")
+    if target is None:
+        print(f"  say in {out} which class is the target")
+    if make is not None:
+        print(f"  holdfast tune {tune_file} --out {out.parent / 'base'}")
+    print(f"  holdfast plan {out}")
+    print(f"  holdfast develop {out} --out {out.parent / 'run'}")
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise UserError(f"{path} exists already", do="choose another place with --out FOLDER/ROUND.toml")
+
+
+def _planned(
+    findings: Findings,
+    target: str | None,
+    settings: ModelConfig,
+    margin: float,
+    confidence: float,
+    root: Path,
+) -> tuple[ChosenPlan, Forecast]:
+    """Shares and margins, and the forecast that `holdfast plan` will make of them."""
+    from dataclasses import replace
+
+    from holdfast.certify.choose_shares import choose_shares
+    from holdfast.certify.round_plan import forecast_survey
+    from holdfast.certify.sealed import ClaimedSettings
+    from holdfast.cli.forecasts import percent
+    from holdfast.config import CandidatesConfig, CertifyConfig, DataConfig, TaskConfig
+    from holdfast.data.assemble import survey
+    from holdfast.data.sources import catalogue
+
+    main = catalogue([findings.source], Path())
+    aimed = target or findings.smallest
+    roles = _roles_of(settings, findings, root)
+    plan = choose_shares(main, target, proposed=aimed, margin=margin, confidence=confidence, roles=roles)
+    task = TaskConfig(target=aimed)
+    claimed = ClaimedSettings(
+        CertifyConfig(margin=plan.margin, confidence=confidence, target_gain=plan.target_gain), CandidatesConfig(), task
+    )
+    data = DataConfig(source=findings.source, roles=plan.roles)
+    forecast = forecast_survey(claimed, survey(data, task, root=Path(), main=main))
+    return replace(plan, chance=percent(forecast.chance)), forecast
+
+
+def _roles_of(settings: ModelConfig, findings: Findings, root: Path) -> RolesConfig | None:
+    """The shares that a model was tuned with on the same source: others would seal images that it was trained on."""
+    from holdfast.artifacts import RunFolder, read_json
+    from holdfast.config import TuneConfig, parse
+
+    if settings.start is None:
+        return None
+    run = RunFolder(root / settings.start.parent)
+    values = read_json(run.config) if run.config.is_file() and run.state.is_file() else {}
+    if "at_most" not in values:  # not a run of `holdfast tune`
+        return None
+    tuned = parse(TuneConfig, values, str(run.config)).data
+    same = any(_place(item, run.origin) == _place(findings.source, Path()) for item in tuned.sources)
+    return tuned.roles if same else None
+
+
+def _place(source: SourceConfig, root: Path) -> tuple[str, Path | None]:
+    return source.kind, None if source.path is None else (root / source.path).resolve()

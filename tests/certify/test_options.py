@@ -1,0 +1,172 @@
+"""Every pair of options of `certify` and `plan`: both have an effect, or the command is refused with a sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import app
+from tests.certify.helpers import rows, write_csv
+from tests.certify.test_certificate import FULL, run_folder
+from tests.certify.test_cli import Shell, shell  # noqa: F401
+
+SPEC = {"clear": (19, 3, 1), "overcast": (18, 2, 2), "snowy": (17, 3, 0), "rainy": (15, 1, 1), "foggy": (14, 5, 0)}
+Outcome = tuple[int, str, tuple[str, ...]]  # exit code, what was printed, what was written
+
+CERTIFY: dict[str, tuple[str, ...]] = {
+    "--margin": ("--margin", "clear=0.3"),
+    "--confidence": ("--confidence", "0.9"),
+    "--target": ("--target", "foggy"),
+    "--claim": ("--claim", "bounds"),
+    "--tasks": ("--tasks", "clear,overcast"),
+    "--pool": ("--pool", "rare=snowy,rainy"),
+    "--labels": ("--labels", "clear"),
+    "--sequential": ("--sequential",),
+    "--distinct-rows": ("--distinct-rows",),
+    "--lemma-constant": ("--lemma-constant", "0.5"),
+    "--out": ("--out", "c.json"),
+    "--summary": ("--summary", "s.md"),
+    "--old-model": ("--old-model", "w"),
+    "--new-model": ("--new-model", "w"),
+    "--data": ("--data", "w"),
+    "--ledger": ("--ledger", "ledger"),
+    "--json": ("--json",),
+    "--verbose": ("--verbose",),
+    "--old": ("--old", "p.csv"),
+    "--new": ("--new", "p.csv"),
+}
+PLAN: dict[str, tuple[str, ...]] = {
+    "--tasks": ("--tasks", "7"),
+    "--margin": ("--margin", "each=0.3"),
+    "--discordance": ("--discordance", "0.05"),
+    "--power": ("--power", "0.9"),
+    "--confidence": ("--confidence", "0.9"),
+    "--difference": ("--difference", "0.01"),
+    "--target-gain": ("--target-gain", "0.1"),
+    "--images": ("--images", "200"),
+    "--simultaneous": ("--simultaneous",),
+    "--predictions": ("--predictions", "p.csv"),
+    "--target": ("--target", "foggy"),
+    "--json": ("--json",),
+}
+
+
+def checked_pairs(
+    options: Mapping[str, tuple[str, ...]], run: Callable[..., Outcome], tried: Callable[..., None]
+) -> int:
+    """Run every option alone and every pair; returns how many pairs were neither refused nor without effect."""
+    nothing = run()
+    alone = {name: run(*words) for name, words in options.items()}
+    ignored = [name for name, outcome in alone.items() if outcome == nothing]
+    assert not ignored
+    working = 0
+    for first, second in itertools.combinations(options, 2):
+        both = run(*options[first], *options[second])
+        if both[0] == 2:
+            tried("bad inputs")
+            continue
+        working += 1
+        assert both != alone[first], f"{second} is ignored beside {first}"
+        assert both != alone[second], f"{first} is ignored beside {second}"
+    return working
+
+
+@pytest.fixture
+def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:  # noqa: F811
+    """A command in a folder of its own: a refusal prints one sentence, and writes nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w").write_text("weights")
+    written = [tmp_path / "c.json", tmp_path / "s.md", tmp_path / "ledger"]
+
+    def call(*words: str) -> Outcome:
+        code = shell(*words)
+        found = tuple(path.read_text() for path in written if path.exists())
+        for path in written:
+            path.unlink(missing_ok=True)
+        assert "Traceback" not in shell.err
+        if code == 2:
+            assert shell.err.startswith(("error: ", "Usage: "))
+            assert (shell.out, found) == ("", ())
+        else:
+            assert code in (0, 3, 4)
+        return code, shell.out + (shell.err if code == 2 else ""), found
+
+    return call
+
+
+@pytest.mark.parametrize("columns", ["task,label,old,new", "example_id,task,label,old,new"])
+def test_every_pair_of_options_of_certify(
+    run: Callable[..., Outcome], tmp_path: Path, columns: str, tried: Callable[..., None]
+) -> None:
+    write_csv(tmp_path / "p.csv", rows(SPEC), columns)
+
+    def base(*words: str) -> Outcome:
+        return run("certify", "--predictions", "p.csv", "--margin", "0.2", *words)
+
+    assert checked_pairs(CERTIFY, base, tried) > 30
+
+
+@pytest.mark.parametrize("base", [("--discordance", "0.02"), ("--predictions", "p.csv")])
+def test_every_pair_of_options_of_plan(
+    run: Callable[..., Outcome], tmp_path: Path, base: tuple[str, str], tried: Callable[..., None]
+) -> None:
+    write_csv(tmp_path / "p.csv", rows(dict.fromkeys(("clear", "snowy", "foggy"), (300, 3, 3))))
+    own = {name: words for name, words in PLAN.items() if name != base[0]}
+    if base[0] == "--predictions":
+        own["--margin"] = ("--margin", "clear=0.3")
+    assert checked_pairs(own, lambda *words: run("plan", *base, "--margin", "0.1", *words), tried) > 12
+
+
+def test_every_option_is_in_the_tables() -> None:
+    """Whoever adds an option adds it here, too."""
+    import typer.main
+
+    group = typer.main.get_command(app)
+    for command, known in (("certify", CERTIFY), ("plan", PLAN)):
+        found = {option for item in group.commands[command].params for option in item.opts if option.startswith("--")}  # type: ignore[attr-defined]
+        assert found - {"--predictions", "--help"} <= set(known)
+
+
+OF_A_RUN = {"--margin", "--confidence", "--summary", "--ledger", "--json", "--verbose"}
+
+
+@pytest.mark.parametrize("name", sorted({*CERTIFY, "--predictions"} - OF_A_RUN))
+def test_options_that_a_run_answers_itself(
+    run: Callable[..., Outcome], tmp_path: Path, name: str, tried: Callable[..., None]
+) -> None:
+    run_folder(tmp_path / "run", FULL)
+    tried("bad inputs")
+    code, message, _ = run("certify", "run", *{**CERTIFY, "--predictions": ("--predictions", "p.csv")}[name])
+    assert code == 2
+    assert f"a run and {name} at once" in message
+
+
+def test_a_run_is_told_in_full_or_as_json_and_not_as_another_claim(
+    run: Callable[..., Outcome], tmp_path: Path, tried: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder(tmp_path / "run", FULL)
+    tried("bad inputs", 3)
+    assert "--json and --verbose at once" in run("certify", "run", "--json", "--verbose")[1]
+    # What is on record is no answer to another question.
+    (tmp_path / "run" / "certificate.json").write_text("{}")
+    settings = {"margins": {"clear": 0.02, "snowy": 0.03}, "confidence": 0.95}
+    held = {"settings": settings, "report": {"verdict": "certified"}}
+    monkeypatch.setattr("holdfast.certify.certificate.verify_certificate", lambda _: held)
+    for words in (
+        ("--margin", "0.02"),
+        ("--margin", "clear=0.01"),
+        ("--margin", "tunnel=0.02"),
+        ("--confidence", "0.9"),
+    ):
+        assert "has its certificate already" in run("certify", "run", *words, "--json")[1]
+    for words in (
+        (),
+        ("--margin", "clear=0.02"),
+        ("--confidence", "0.95"),
+        ("--margin", "0.02", "--margin", "snowy=0.03"),
+    ):
+        assert run("certify", "run", *words, "--json")[0] == 0
+    assert "two margins for all tasks" in run("certify", "run", "--margin", "0.02", "--margin", "0.03")[1]

@@ -1,0 +1,87 @@
+"""The refit alone, as a method of its own; and a round whose sealed set is not worth a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Round, cli
+from holdfast.artifacts import RunFolder, read_json, read_jsonl
+from holdfast.config import RoundConfig, parse
+from holdfast.errors import UserError
+from holdfast.model.folder import load_model, model_fingerprint
+from holdfast.rounds.develop import develop
+from holdfast.rounds.outcome import read_outcome
+from tests.rounds.test_round import ROUND
+
+
+def command(*words: str) -> int:
+    """The exit code of the command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["holdfast", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0)
+
+
+def config(root: Path, **sections: dict[str, Any]) -> RoundConfig:
+    values = {**ROUND, **{name: {**ROUND.get(name, {}), **given} for name, given in sections.items()}}
+    values["certify"] = {**values["certify"], "ledger": str(root / "ledger")}
+    return parse(RoundConfig, values, "ROUND")
+
+
+def test_a_quick_round_is_the_refit_of_a_trained_one(tmp_path: Path) -> None:
+    quick = develop(config(tmp_path, method={"name": "refit"}), tmp_path / "quick", tmp_path, quiet=True)
+    assert [candidate.name for candidate in quick.candidates] == ["refit", "refit-bias1"]
+    assert [entry["step"] for entry in read_jsonl(quick.folder.metrics)] == [0]
+    whole = develop(config(tmp_path, certify={"test_sealed": False}), tmp_path / "whole", tmp_path, quiet=True)
+    refits = {item.name: item.dev for item in whole.candidates if item.lam == 0}
+    assert refits == {item.name: item.dev for item in quick.candidates}
+    assert quick.chosen in refits
+    assert read_outcome(quick.folder).training == ""  # there is nothing to compare it with
+
+
+def test_what_the_refit_would_do_is_said_before_training_and_costs_no_other_bits(tmp_path: Path) -> None:
+    shown: list[Any] = []
+    plain = develop(config(tmp_path, certify={"test_sealed": False}), tmp_path / "plain", tmp_path, quiet=True)
+    told = develop(
+        config(tmp_path, certify={"test_sealed": False}),
+        tmp_path / "told",
+        tmp_path,
+        quiet=True,
+        show_refit=shown.append,
+    )
+    assert [(item.name, item.lam) for item in shown] in ([("refit", 0.0)], [("refit-bias1", 0.0)])
+    assert read_json(told.folder.result) == read_json(plain.folder.result)
+    assert model_fingerprint(load_model(told.folder.model)) == model_fingerprint(load_model(plain.folder.model))
+
+
+def test_the_models_of_another_checkpoint_are_not_those_of_the_first(tmp_path: Path) -> None:
+    round_ = Round(config(tmp_path, certify={"test_sealed": False}), tmp_path, tmp_path / "run")
+    round_.train()
+    first, last = (round_._candidate_models(f"step-0000000{step}").at(1.0) for step in (2, 4))  # pyright: ignore[reportPrivateUsage]
+    assert model_fingerprint(first) != model_fingerprint(last)
+
+
+def test_a_poor_chance_leaves_the_sealed_set_unspent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Random weights, and a margin of nothing: no candidate has a chance."""
+    result = develop(config(tmp_path, certify={"margin": 0.001}), tmp_path / "run", tmp_path, quiet=True)
+    assert (result.kept_old, result.decision.verdict, result.decision.order) == (True, "undecided", ())
+    assert "stays unspent" in result.decision.reason
+    assert list((tmp_path / "ledger").glob("*.jsonl")) == []
+    for _ in range(2):  # nothing else happens the second time
+        capsys.readouterr()
+        assert command("develop", "--resume", str(tmp_path / "run")) == 4
+        assert "unspent" in capsys.readouterr().out
+
+
+def test_refit_needs_the_refit_and_quick_trains_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="refit_target"):
+        config(tmp_path, method={"name": "refit"}, candidates={"refit_target": False, "interpolation": [1.0]})
+    (tmp_path / "ROUND.toml").write_text(
+        '[task]\ntarget = "eight"\n[data]\nsource = { kind = "digits" }\n[model]\narchitecture = "tiny"\n'
+    )
+    assert command("develop", str(tmp_path / "ROUND.toml"), "--quick", "--steps", "3") == 2
+    assert not RunFolder(tmp_path / "run").state.exists()
