@@ -54,7 +54,7 @@ def stock_of(surveyed: Survey) -> Stock | None:
     share = largest_share(surveyed.config.roles)
     if share <= 0.0:
         return None
-    images, sealed = Counter(surveyed.assigned.classes), Counter(label for _, label, *_ in surveyed.sealed)
+    images, sealed = Counter(surveyed.assigned.classes), Counter(label for _, label, _ in surveyed.sealed)
     own = {name: sealed[name] for name, shares in surveyed.config.roles.by_class.items() if shares.sealed is not None}
     now = surveyed.config.roles.sealed
     # A class with a share of its own does not follow the general one.

@@ -447,16 +447,16 @@ def write_run_certificate(
     return run.certificate
 
 
+# Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
+_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
+
+
 def ledger_record(ledger: Ledger, fingerprint: str, number: int, folder: Path) -> dict[str, Any]:
     """What a certificate in ``folder`` keeps of the ledger: the record of its set up to its query, and where it is."""
     record: dict[str, Any] = {"set": fingerprint, "entries": entries_until(ledger.entries(fingerprint), number)}
     if ledger.folder.resolve() != default_ledger().resolve():  # that one is found without its path
         record["folder"] = os.path.relpath(ledger.folder.resolve(), folder.resolve())
     return record
-
-
-# Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
-_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
 
 
 def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
