@@ -226,7 +226,9 @@ def image_key(name: str) -> str:
 
 def write_predictions(path: Path, table: pa.Table) -> None:
     """Write a table of predictions as Parquet, after checking its columns, its ids and its numbers."""
-    table = table.select(PREDICTIONS.names).cast(PREDICTIONS)
+    grouped = [pa.field("group", pa.string())] if "group" in table.column_names else []
+    schema = pa.schema([*PREDICTIONS, *grouped])
+    table = table.select(schema.names).cast(schema)
     if len(set(table["example_id"].to_pylist())) != len(table):
         raise ValueError("a table of predictions names each example once")
     write_atomic(path, lambda temporary: pq.write_table(table, temporary))

@@ -26,6 +26,11 @@ CERTIFY: dict[str, tuple[str, ...]] = {
     "--labels": ("--labels", "clear"),
     "--sequential": ("--sequential",),
     "--distinct-rows": ("--distinct-rows",),
+    "--group": ("--group", "video", "--equal-groups"),
+    "--weight": ("--weight", "w"),
+    "--score-range": ("--score-range", "0,1"),
+    "--largest-unit": ("--largest-unit", "9"),
+    "--equal-groups": ("--equal-groups",),
     "--lemma-constant": ("--lemma-constant", "0.5"),
     "--out": ("--out", "c.json"),
     "--summary": ("--summary", "s.md"),
@@ -50,8 +55,24 @@ PLAN: dict[str, tuple[str, ...]] = {
     "--simultaneous": ("--simultaneous",),
     "--predictions": ("--predictions", "p.csv"),
     "--target": ("--target", "foggy"),
+    "--group-size": ("--group-size", "4"),
+    "--icc": ("--icc", "0.5", "--group-size", "4"),
+    "--score-deviation": ("--score-deviation", "0.1"),
+    "--group": ("--group", "video", "--equal-groups"),
+    "--weight": ("--weight", "w"),
+    "--score-range": ("--score-range", "0,1"),
+    "--largest-unit": ("--largest-unit", "9"),
+    "--equal-groups": ("--equal-groups",),
     "--json": ("--json",),
 }
+
+
+def with_units(table: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The rows with groups of three, one weight and scores."""
+    return [
+        {**row, "video": f"v{index // 3}", "w": "2", "old_score": "0.5", "new_score": f"0.{4 + index % 3}"}
+        for index, row in enumerate(table)
+    ]
 
 
 def checked_pairs(
@@ -101,7 +122,7 @@ def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 def test_every_pair_of_options_of_certify(
     run: Callable[..., Outcome], tmp_path: Path, columns: str, tried: Callable[..., None]
 ) -> None:
-    write_csv(tmp_path / "p.csv", rows(SPEC), columns)
+    write_csv(tmp_path / "p.csv", with_units(rows(SPEC)), f"{columns},video,w,old_score,new_score")
 
     def base(*words: str) -> Outcome:
         return run("certify", "--predictions", "p.csv", "--margin", "0.2", *words)
@@ -113,7 +134,8 @@ def test_every_pair_of_options_of_certify(
 def test_every_pair_of_options_of_plan(
     run: Callable[..., Outcome], tmp_path: Path, base: tuple[str, str], tried: Callable[..., None]
 ) -> None:
-    write_csv(tmp_path / "p.csv", rows(dict.fromkeys(("clear", "snowy", "foggy"), (300, 3, 3))))
+    table = with_units(rows(dict.fromkeys(("clear", "snowy", "foggy"), (300, 3, 3))))
+    write_csv(tmp_path / "p.csv", table, "task,label,old,new,video,w,old_score,new_score")
     own = {name: words for name, words in PLAN.items() if name != base[0]}
     if base[0] == "--predictions":
         own["--margin"] = ("--margin", "clear=0.3")

@@ -17,13 +17,15 @@ from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, wr
 from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate
 from holdfast.certify.exact.score_test import LARGEST_LEVEL, SMALLEST_LEVEL, usable
 from holdfast.certify.report import report
+from holdfast.certify.scores import PLAIN, Layout
 from holdfast.certify.shape import check_certificate, check_lemma
 from holdfast.certify.tables import Paired, read_joined, read_paired
 from holdfast.errors import FaultError, UserError, nearest
 
 FORMAT = "holdfast-certificate/1"
 Report = dict[str, Any]
-ADDED_LATER = ("left_out", "input")  # parts of a report that certificates of earlier versions and of runs lack
+# Parts of a report that certificates of earlier versions and of runs lack.
+ADDED_LATER = ("left_out", "input", "unit", "test")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Settings:
     labels: list[str] = field(default_factory=list[str])
     level: float | None = None  # under a ledger: the level of the query, in place of 1 - confidence
     distinct_rows: bool = False  # stated by the user, for predictions without example ids: each row is another image
+    layout: Layout = PLAIN  # groups, weights and scores
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)
@@ -57,7 +60,8 @@ class Settings:
     def from_json(cls, value: Mapping[str, Any]) -> Settings:
         """Settings as a certificate holds them."""
         known = dict(value)
-        return cls(claim=Claim(known.pop("claim")), **known)
+        layout = Layout.from_json(known.pop("layout", None) or {})
+        return cls(claim=Claim(known.pop("claim")), layout=layout, **known)
 
 
 def check_confidence(confidence: float) -> float:
@@ -98,14 +102,14 @@ def margins_for(tasks: Sequence[str], default: float | None, single: Mapping[str
 
 def select(paired: Paired, settings: Settings) -> tuple[list[Counts], Counts | None]:
     """Counts of the protected tasks, groups pooled, and of the target."""
-    counts = paired.counts()
+    counts = set(paired.tasks())
     members = [member for group in settings.groups.values() for member in group]
     named = (set(settings.margins) - set(settings.groups)) | set(members)
     for name in [*sorted(named), *([settings.target] if settings.target else [])]:
         if name not in counts:
             raise UserError(f"the task {name!r} has no images in the predictions", found=nearest(name, counts))
-    target = counts.pop(settings.target) if settings.target else None
-    single = [counts[name] for name in sorted(named.difference(members))]
+    target = paired.tested(settings.target) if settings.target else None
+    single = [paired.tested(name) for name in sorted(named.difference(members))]
     return [*single, *(paired.pooled(name, group) for name, group in settings.groups.items())], target
 
 
@@ -255,7 +259,7 @@ def check_file(certificate: Mapping[str, Any], name: str, path: Path) -> None:
 def compare_again(certificate: Mapping[str, Any], path: Path, files: Mapping[str, Path]) -> bool:
     """Compute the report again from the predictions among ``files`` and compare; False where there are none."""
     settings = Settings.from_json(certificate["settings"])
-    paired = read_evidence(files, settings.labels)
+    paired = read_evidence(files, settings.labels, settings.layout)
     if paired is None:
         return False
     reported = certificate["report"]
@@ -270,13 +274,14 @@ def compare_again(certificate: Mapping[str, Any], path: Path, files: Mapping[str
     return True
 
 
-def read_evidence(files: Mapping[str, Path], labels: Sequence[str]) -> Paired | None:
+def read_evidence(files: Mapping[str, Path], labels: Sequence[str], layout: Layout = PLAIN) -> Paired | None:
     """The predictions that a certificate names; None where it names none."""
     if "predictions" in files:
-        return read_paired(files["predictions"], labels)
+        return read_paired(files["predictions"], labels, layout)
     if OLD_PREDICTIONS in files and NEW_PREDICTIONS in files:
         # A run's own predictions were written from one list of classes; what anybody else wrote is questioned.
-        return read_joined(files[OLD_PREDICTIONS], files[NEW_PREDICTIONS], labels, trusted="roles of the data" in files)
+        trusted = "roles of the data" in files
+        return read_joined(files[OLD_PREDICTIONS], files[NEW_PREDICTIONS], labels, trusted=trusted, layout=layout)
     return None
 
 

@@ -20,6 +20,7 @@ from holdfast.certify.families import image_keys
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.predictions import evidence
 from holdfast.certify.report import report
+from holdfast.certify.scores import layout_of
 from holdfast.certify.sealed import SealedClaim, check_possible, ledger_record, one_bit
 from holdfast.certify.tables import Paired
 from holdfast.errors import UndecidedError, UserError
@@ -70,8 +71,9 @@ def certify_charged(
     examples = read_examples(files[0])
     if claim_file is not None:
         claim_file.check_examples(examples, str(files[0]))
-    paired, named = evidence(files[0], files[1] if len(files) > 1 else None, claimed["labels"])
-    settings = settings_under(paired.tasks(), claimed, query_budget)
+    layout = layout_of(claimed)
+    paired, named = evidence(files[0], files[1] if len(files) > 1 else None, claimed["labels"], layout)
+    settings = replace(settings_under(paired.tasks(), claimed, query_budget), layout=layout)
     sealed = SealedClaim(
         examples.fingerprint,
         _images(examples, settings),

@@ -36,8 +36,13 @@ PROMISE = (
     "used in training and choosing. Needs: independent images for a task, n, ε, δ and the order of candidates fixed "
     "before looking. It is not P(bad | shipped), and it says nothing about other distributions."
 )
-Outcome = tuple[int, int, int, float]  # n, gained, lost and the margin that it is tested at
-Evidence = tuple[float, float, list[float]]  # p, p of the other direction (1 where it cannot matter), lower bounds
+# The same where groups are drawn: their images need not be independent.
+UNIT_PROMISE = PROMISE.replace(
+    "Needs: independent images for a task,",
+    "Needs: groups (or rows) drawn independently from one population, none weighing more than the claim says, "
+    "named without regard to outcomes,",
+).replace("the draw of the sealed images", "the draw of the groups (or rows)")
+EXACT = "exact paired score test"
 # Work (sum of n over distinct outcomes) above which a second process pays for its start.
 WORTH_A_PROCESS = 60_000
 
@@ -74,6 +79,40 @@ class Counts:
         """d̂ = (b - c) / n."""
         return (self.gained - self.lost) / self.n
 
+    @property
+    def independent(self) -> int:
+        """How many independent draws there are."""
+        return self.n
+
+    @property
+    def measure(self) -> str:
+        """What changes."""
+        return "accuracy"
+
+    def p_value(self, margin: float, level: float) -> float:
+        """p-value of H0: Δ <= -margin, by the exact test; other tests need the ``level`` that it is compared with."""
+        return p_value(self.gained, self.lost, self.n, margin)
+
+    def p_value_regressed(self, margin: float, level: float) -> float:
+        """p-value of H0: Δ >= -margin."""
+        return p_value_regressed(self.gained, self.lost, self.n, margin)
+
+    def lower_bounds(self, levels: Sequence[float], margin: float) -> list[float]:
+        """Lower bounds on Δ, one for each level; the margin joins the grid."""
+        return lower_bounds(self.gained, self.lost, self.n, levels, extra=(margin,))
+
+    def outcome(self) -> tuple[Any, ...]:
+        """What the evidence depends on: tasks with the same outcome are tested once."""
+        return self.n, self.gained, self.lost
+
+    def described(self) -> dict[str, Any]:
+        """What a report tells beside the counts."""
+        return {}
+
+    def population(self) -> str:
+        """What the claim is about where it is not single images, in words."""
+        return ""
+
 
 @dataclass(frozen=True)
 class TaskResult:
@@ -105,6 +144,7 @@ class TaskResult:
             "simultaneous_lower_bound": self.simultaneous_lower_bound,
             "verdict": str(self.verdict),
             **({"members": list(counts.members)} if counts.members else {}),
+            **counts.described(),
         }
 
 
@@ -149,13 +189,16 @@ class Result:
         margins = sorted({task.margin for task in self.tasks})
         single = f"{margins[0] * 100:g} points" if in_points else f"{margins[0]:g}"
         loss = single if len(margins) == 1 else "its margin"
-        target = f"; and the accuracy on the target {self.target.counts.task} rose" if self.target else ""
+        measure = self.tasks[0].counts.measure
+        target = f"; and the {measure} on the target {self.target.counts.task} rose" if self.target else ""
+        populations = sorted({task.counts.population() for task in self.hypotheses} - {""})
+        pooled += f" ({'; '.join(populations)})" if populations else ""
         sentence = {
-            Claim.ALL: f"on {tasks}{pooled} the new model loses less accuracy than {loss}{target}",
-            Claim.DEVSAFETY: f"the worst change in accuracy over {tasks}{pooled} is at least the smallest lower bound, "
-            f"and each bound reaches minus {loss}{target}",
-            Claim.EACH: f"on each task{pooled} marked `certified`, taken for itself, the new model loses less accuracy "
-            f"than {loss}{target}",
+            Claim.ALL: f"on {tasks}{pooled} the new model loses less {measure} than {loss}{target}",
+            Claim.DEVSAFETY: f"the worst change in {measure} over {tasks}{pooled} is at least the smallest lower "
+            f"bound, and each bound reaches minus {loss}{target}",
+            Claim.EACH: f"on each task{pooled} marked `certified`, taken for itself, the new model loses less "
+            f"{measure} than {loss}{target}",
             Claim.BOUNDS: f"all lower bounds{pooled} hold together, and each reaches minus {loss}{target}",
         }[self.claim]
         return f"{sentence} [{self.correction}; false with probability at most {self.delta:g}]"
@@ -195,26 +238,25 @@ def evaluate(
     all_margins = [*(margins[count.task] for count in counts), *([0.0] if target else [])]
     m = len(everything)
     alone = delta / m if claim is Claim.BOUNDS else delta
-    outcomes = [(item.n, item.gained, item.lost, margin) for item, margin in zip(everything, all_margins, strict=True)]
-    distinct = list(dict.fromkeys(outcomes))  # tasks with the same outcome have the same evidence
-    found_for = dict(
-        zip(distinct, _mapped(partial(_evidence, levels=(alone, delta / m)), distinct, workers), strict=True)
-    )
-    evidence = [found_for[outcome] for outcome in outcomes]
-    p = [item[0] for item in evidence]
+    hypotheses = list(zip(everything, all_margins, strict=True))
+    keys = [(item.outcome(), margin) for item, margin in hypotheses]
+    distinct = dict(zip(keys, hypotheses, strict=True))  # tasks with the same outcome have the same evidence
+    work = partial(_evidence, levels=(alone, delta / m))
+    found_for = dict(zip(distinct, _mapped(work, list(distinct.values()), workers), strict=True))
+    evidence = [found_for[key] for key in keys]
     correct = hommel if disjoint else holm
-    adjusted = _adjusted(p, claim, correct)
-    regressed = correct([item[1] for item in evidence])
+    adjusted = _adjusted([item.p for item in evidence], [item.p_listed for item in evidence], claim, correct)
+    regressed = correct([item.p_other for item in evidence])
     results = [
         TaskResult(
             item,
             margin,
-            p_value=found[0],
+            p_value=found.p,
             p_adjusted=p_adjusted,
             p_regressed=p_regressed,
-            lower_bound=found[2][0],
-            simultaneous_lower_bound=found[2][1],
-            verdict=_task_verdict(claim, delta, margin, p_adjusted, p_regressed, found[2][0]),
+            lower_bound=found.bounds[0],
+            simultaneous_lower_bound=found.bounds[1],
+            verdict=_task_verdict(claim, delta, margin, p_adjusted, p_regressed, found.bounds[0]),
         )
         for item, margin, found, p_adjusted, p_regressed in zip(
             everything, all_margins, evidence, adjusted, regressed, strict=True
@@ -226,33 +268,50 @@ def evaluate(
     )
 
 
-def _evidence(outcome: Outcome, levels: tuple[float, float]) -> Evidence:
-    n, gained, lost, margin = outcome
-    p = p_value(gained, lost, n, margin)
+@dataclass(frozen=True)
+class _Evidence:
+    """What the images of one task show."""
+
+    p: float  # compared with the level of the task alone
+    p_listed: float  # for a list of particular tasks, at δ/m
+    p_other: float  # of the other direction
+    bounds: list[float]  # at both levels
+
+
+def _evidence(hypothesis: tuple[Counts, float], levels: tuple[float, float]) -> _Evidence:
+    """p-value, p-value of the other direction (1 where it cannot matter), lower bounds at both levels."""
+    counts, margin = hypothesis
+    p = counts.p_value(margin, levels[0])
+    # A betting test collects evidence up to a level that it is told beforehand, so that a list has its own.
+    listed = p if levels[0] == levels[1] else counts.p_value(margin, levels[1]) if counts.described() else p
     # T <= 0 in this direction is T >= 0 in the other; above, the other p-value is beyond every level in use.
-    other = 1.0 if (gained - lost) / n > -margin else p_value_regressed(gained, lost, n, margin)
-    return p, other, lower_bounds(gained, lost, n, levels, extra=(margin,))
+    other = 1.0 if counts.difference > -margin else counts.p_value_regressed(margin, levels[1])
+    return _Evidence(p, listed, other, counts.lower_bounds(levels, margin))
 
 
-def _mapped(work: Callable[[Outcome], Evidence], outcomes: list[Outcome], workers: int) -> list[Evidence]:
-    if workers < 2 or sum(outcome[0] for outcome in outcomes) < WORTH_A_PROCESS:
-        return [work(outcome) for outcome in outcomes]
+def _mapped(
+    work: Callable[[tuple[Counts, float]], _Evidence], hypotheses: list[tuple[Counts, float]], workers: int
+) -> list[_Evidence]:
+    if workers < 2 or sum(item.n for item, _ in hypotheses) < WORTH_A_PROCESS:
+        return [work(item) for item in hypotheses]
     # Large tasks first, so that no worker is left with one at the end.
-    order = sorted(range(len(outcomes)), key=lambda index: -outcomes[index][0])
+    order = sorted(range(len(hypotheses)), key=lambda index: -hypotheses[index][0].n)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        found = list(executor.map(work, [outcomes[index] for index in order], chunksize=4))
+        found = list(executor.map(work, [hypotheses[index] for index in order], chunksize=4))
     return [item for _, item in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 
-def _adjusted(p: Sequence[float], claim: Claim, correct: Callable[[Sequence[float]], list[float]]) -> list[float]:
+def _adjusted(
+    p: Sequence[float], listed: Sequence[float], claim: Claim, correct: Callable[[Sequence[float]], list[float]]
+) -> list[float]:
     if claim is Claim.BOUNDS:
         return bonferroni(p)
     if claim is Claim.EACH:
-        return correct(p)
+        return correct(listed)
     # Intersection-union: if all pass alone, all are certified. Otherwise a list of those that pass is a claim about
     # particular tasks, and takes its correction.
     together = max(p)
-    return [min(item, together) for item in correct(p)]
+    return [min(item, together) for item in correct(listed)]
 
 
 def _task_verdict(

@@ -21,7 +21,9 @@ from holdfast.certify.exact.power import (
     per_task_power,
 )
 from holdfast.certify.exact.score_test import SMALLEST_LEVEL, usable
-from holdfast.certify.predictions import Predictions, counts_of
+from holdfast.certify.predictions import Predictions, evidence
+from holdfast.certify.scores import Layout
+from holdfast.certify.unit_plans import dev_populations, plan_units, stated_population
 from holdfast.errors import UserError, nearest
 
 LARGEST_POWER = 1.0 - 1e-6  # of one task
@@ -60,6 +62,14 @@ def plan(
     difference: float = 0.0,
     simultaneous: bool = False,
     target: str | None = None,
+    group_size: int | None = None,
+    icc: float | None = None,
+    score_deviation: float | None = None,
+    group: str | None = None,
+    weight: str | None = None,
+    score_range: tuple[float, float] | None = None,
+    largest_unit: float | None = None,
+    equal_groups: bool = False,
 ) -> PlanResult:
     """How many images a certificate needs, or how small a margin given ``images`` allow; by exact power.
 
@@ -68,11 +78,37 @@ def plan(
     ``power`` is the chance that all ``tasks`` pass, ``difference`` the true change of accuracy that is planned for,
     ``simultaneous`` plans for bounds that hold side by side. For predictions of many tasks, with more than 12 different
     rates of flips, the numbers of images are good to 5 % (``precision`` in the report).
+
+    For groups: ``group_size`` images each, two of one group correlated by ``icc`` (0: independent, 1: all the same);
+    or predictions with the options ``group, weight, score_range, largest_unit, equal_groups`` of
+    :func:`holdfast.certify`, whose groups are drawn from. For scores: ``score_deviation``, the standard deviation of
+    their change as a share of the range. Power is simulated then, and the answer exact to about 2 %.
     """
     check_confidence(confidence)
     check_share("power", power)
-    if old is not None:
-        counts = counts_of(old, new, target)
+    layout = Layout(group, weight, score_range, largest_unit, equal_groups=equal_groups)
+    populations, paired = None, None if old is None else evidence(old, new, layout=layout)[0]
+    if paired is None and (group_size is not None or icc is not None or score_deviation is not None):
+        stated = stated_population(group_size, icc, discordance, score_deviation, difference)
+        populations = {"each": (stated, stated.weight)}
+    elif paired is not None and paired.measured is not None:
+        populations = dev_populations(paired, difference, target)
+    if populations is not None:
+        reported = plan_units(
+            populations,
+            tasks or len(populations),
+            unit="group" if group_size is not None or group is not None else "row",
+            default=margin,
+            single=margins or {},
+            confidence=confidence,
+            power=power,
+            difference=difference,
+            images=images,
+            simultaneous=simultaneous,
+        )
+        return _result(reported)
+    if paired is not None:
+        counts = {name: item for name, item in paired.counts().items() if name != target}
         flips = {name: estimated_discordance(item.gained, item.lost, item.n) for name, item in counts.items()}
     elif discordance is None:
         raise UserError("how often do the models differ?", do="give --discordance 0.02, or dev --predictions FILE")
@@ -90,6 +126,10 @@ def plan(
         images=images,
         simultaneous=simultaneous,
     )
+    return _result(reported)
+
+
+def _result(reported: dict[str, Any]) -> PlanResult:
     by_task = {str(item["task"]): item for item in reported["by_task"]}
     return PlanResult(reported.get("per_task"), reported.get("best_margin"), by_task, reported)
 

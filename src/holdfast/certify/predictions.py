@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from holdfast.certify.certificate import (
     run_test,
     write_certificate,
 )
-from holdfast.certify.claims import Claim, Counts, TaskResult, Verdict, delta_of
+from holdfast.certify.claims import Claim, TaskResult, Verdict, delta_of
 from holdfast.certify.columns import read_table
+from holdfast.certify.scores import PLAIN, Layout
 from holdfast.certify.sequential import sequential_report
 from holdfast.certify.tables import Paired, paired_table, paired_tables
 from holdfast.errors import UserError, nearest
@@ -79,6 +80,11 @@ def certify(
     labels: Sequence[str] = (),
     lemma_constant: float = 0.0,
     distinct_rows: bool = False,
+    group: str | None = None,
+    weight: str | None = None,
+    score_range: tuple[float, float] | None = None,
+    largest_unit: float | None = None,
+    equal_groups: bool = False,
     workers: int = 1,
 ) -> CertifyResult:
     """Test on two models' predictions that no protected task lost more accuracy than its margin.
@@ -96,11 +102,20 @@ def certify(
     ``example_id``; ``distinct_rows`` then states that each row is another image, which a pool, rows that repeat and a
     written certificate need. ``lemma_constant`` is C of the paper's Lemma 1, shown beside. ``workers`` is for large
     tables: at most so many processes.
+
+    Rows that are not independent (frames of a video) name their ``group`` in a column; the test is then about groups,
+    which must be. Groups of different sizes need ``largest_unit``, the largest number of rows that a group may have, or
+    ``equal_groups``: every group counts the same. ``weight`` is a column of weights; ``largest_unit`` is then the
+    largest weight of a group or row. Scores stand in ``old_score, new_score`` (or ``score`` in two tables), within
+    ``score_range``, by default [0, 1]; the margin is a share of it. These are tested by betting, valid in finite
+    samples.
     """
-    paired, files = evidence(old, new, labels)
+    layout = Layout(group, weight, score_range, largest_unit, equal_groups=equal_groups)
+    paired, files = evidence(old, new, labels, layout)
     check_rows(paired, distinct_rows, pools)
     present = paired.tasks()
     settings = settings_for(present, target, margin, margins, confidence, claim, tasks, pools, labels, distinct_rows)
+    settings = replace(settings, layout=layout)
     if not (math.isfinite(lemma_constant) and lemma_constant >= 0):
         raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
     result = run_test(paired, settings, workers=workers)
@@ -128,6 +143,11 @@ def certify_sequentially(
 ) -> dict[str, Any]:
     """The same claim for rows that keep arriving, in their order: a verdict that may be looked at any time."""
     paired, _ = evidence(old, new, labels)
+    if paired.measured is not None:
+        raise UserError(
+            "--sequential and scores at once",
+            do="leave --sequential out: scores are tested on a fixed set of rows",
+        )
     check_rows(paired, distinct_rows)
     present = paired.tasks()
     settings = settings_for(present, target, margin, margins, confidence, "all", tasks, None, labels, distinct_rows)
@@ -137,17 +157,19 @@ def certify_sequentially(
 # -- predictions ------------------------------------------------------------------------------------------------------
 
 
-def evidence(old: Predictions, new: Predictions | None, labels: Sequence[str] = ()) -> tuple[Paired, dict[str, Path]]:
+def evidence(
+    old: Predictions, new: Predictions | None, labels: Sequence[str] = (), layout: Layout = PLAIN
+) -> tuple[Paired, dict[str, Path]]:
     """Two models on the same images, and the files that say so (none for tables in memory)."""
     if isinstance(old, str | Path) and (new is None or isinstance(new, str | Path)):
         files = {"predictions": Path(old)} if new is None else {OLD_PREDICTIONS: Path(old), NEW_PREDICTIONS: Path(new)}
-        paired = read_evidence(files, labels)
+        paired = read_evidence(files, labels, layout)
         assert paired is not None
         return paired, files
     if new is None:
-        return paired_table(_table(old, "the predictions"), labels), {}
+        return paired_table(_table(old, "the predictions"), labels, layout=layout), {}
     names = ("the old model's predictions", "the new model's predictions")
-    return paired_tables(_table(old, names[0]), _table(new, names[1]), labels), {}
+    return paired_tables(_table(old, names[0]), _table(new, names[1]), labels, layout=layout), {}
 
 
 def _table(given: Predictions, what: str) -> pa.Table:
@@ -236,8 +258,3 @@ def no_ids(what: str) -> UserError:
         expected="a column example_id, each id once a task",
         do="add it, or state with --distinct-rows that each row is another image; the certificate will say so",
     )
-
-
-def counts_of(old: Predictions, new: Predictions | None, target: str | None) -> dict[str, Counts]:
-    """Images, gained and lost of every task but the target."""
-    return {name: item for name, item in evidence(old, new)[0].counts().items() if name != target}

@@ -101,8 +101,8 @@ def unused_warning(unused: Sequence[Unused]) -> list[str]:
     if found["group"]:
         warnings.append(
             f"not used: {', '.join(found['group'])}. Rows of one group are not independent images; the promise needs "
-            "independent ones"
+            "independent ones, or --group"
         )
     if found["weight"]:
-        warnings.append(f"not used: {', '.join(found['weight'])}. Every row counts alike here")
+        warnings.append(f"not used: {', '.join(found['weight'])}. Every row counts alike here; --weight uses it")
     return warnings

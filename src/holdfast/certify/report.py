@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from holdfast.certify.claims import PROMISE, Claim, Result, TaskResult, Verdict
+from holdfast.certify.claims import EXACT, PROMISE, UNIT_PROMISE, Claim, Result, TaskResult, Verdict
 from holdfast.certify.corrections import lemma_one_allowance
 from holdfast.certify.exact.power import (
     MOST_IMAGES,
@@ -18,7 +18,11 @@ from holdfast.certify.exact.power import (
     sufficient_images,
     two_digits_up,
 )
+from holdfast.certify.grouped import BETTING, UnitCounts
+from holdfast.certify.unit_power import Resampled, formula_units, sufficient_units
 
+# Above this many units of a betting test nothing is advised: simulating them would take longer than the test.
+MOST_ADVISED = 20_000
 # The chance that all tasks pass, which the advice aims at.
 ADVICE_POWER = 0.8
 # Above this many images the advice is the formula's: the exact search moves it by about 2 % there.
@@ -30,12 +34,15 @@ def report(
 ) -> dict[str, Any]:
     """The result as one JSON object, the promise in its words included."""
     hypotheses = len(result.hypotheses)
+    units = result.tasks[0].counts.described()
     return {
         "verdict": str(result.verdict),
         "confidence": confidence,
         "claim": str(result.claim),
         "claim_tested": result.wording(),
-        "promise": PROMISE,
+        "promise": UNIT_PROMISE if units else PROMISE,
+        "unit": units.get("unit", "image"),
+        "test": BETTING if units else EXACT,
         "level": result.delta,
         "tasks": [_task(task, result, hypotheses, advise) for task in result.tasks],
         "target": _task(result.target, result, hypotheses, advise) if result.target else None,
@@ -65,6 +72,8 @@ def needed_images(task: TaskResult, level: float, hypotheses: int) -> int | None
     at that loss, if it lies within the margin.
     """
     counts, power = task.counts, per_task_power(ADVICE_POWER, hypotheses)
+    if isinstance(counts, UnitCounts):
+        return _needed_units(counts, task.margin, level, power)
     seen = estimated_discordance(counts.gained, counts.lost, counts.n)
     for difference in (0.0, counts.difference):
         # Rounded away from luck, so that similar tasks share one search.
@@ -78,12 +87,20 @@ def needed_images(task: TaskResult, level: float, hypotheses: int) -> int | None
     return None
 
 
+def _needed_units(counts: UnitCounts, margin: float, level: float, power: float) -> int | None:
+    """Groups (or rows) such as these that would do, at a change of 0."""
+    population = Resampled(counts.sample)
+    if margin <= 0.0 or formula_units(population, margin, level, power) > MOST_ADVISED:
+        return None
+    needed = sufficient_units(population, margin, level, power)
+    return needed if needed is not None and needed > counts.independent else None
+
+
 def advice(row: Mapping[str, Any]) -> str:
     """What would decide an undecided task."""
     if row["needed"] is not None:
-        return (
-            f"{row['n']} images do not decide it; about {row['needed']} would, for an 80 % chance that all tasks pass"
-        )
+        have = f"{row['units']} {row['unit']}s" if "units" in row else f"{row['n']} images"
+        return f"{have} do not decide it; about {row['needed']} would, for an 80 % chance that all tasks pass"
     if row["difference"] <= -row["margin"]:
         return "the loss seen reaches the margin, without proof that the true one does; if it is real no number helps"
     if row["margin"] == 0.0:
@@ -116,7 +133,9 @@ def _sufficient(margin: float, discordance: float, difference: float, level: flo
 def _lemma(result: Result, complexity: float, rate: float) -> dict[str, Any]:
     """Lemma 1 of the paper on the 0-1 loss, beside the exact bounds: Δ_k >= d̂_k - allowance for all k at once."""
     m = len(result.tasks)
-    allowances = [lemma_one_allowance(task.counts.n, m, result.delta, complexity, rate) for task in result.tasks]
+    allowances = [
+        lemma_one_allowance(task.counts.independent, m, result.delta, complexity, rate) for task in result.tasks
+    ]
     bounds = [max(-1.0, item.counts.difference - extra) for item, extra in zip(result.tasks, allowances, strict=True)]
     return {
         "lower_bound": min(bounds),

@@ -1,6 +1,7 @@
 """``holdfast plan ROUND.toml``: the forecast of a round, from its file and the names and hashes of its images.
 
-Nothing is decoded, no sealed picture is opened, and torch is not imported.
+Nothing is decoded, no sealed picture is opened, and torch is not imported. A group counts as one image: its test needs
+up to 1.3 times as many groups where its images all fall together, and fewer where they do not.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def plan_round(
     claimed = ClaimedSettings.of(values, str(path))
     data = parse(DataConfig, values.get("data") or {}, f"{path} [data]")
     surveyed = survey(data, claimed.task, root=path.parent)
-    claim = claim_of(claimed, surveyed.sealed, margin=margin, single=single, confidence=confidence)
+    claim = claim_of(claimed, surveyed.sealed_units, margin=margin, single=single, confidence=confidence)
     return forecast_claim(claim, expected=expected, stock=stock_of(surveyed), goal=goal)
 
 
 def forecast_survey(claimed: ClaimedSettings, surveyed: Survey) -> Forecast:
     """The forecast of a round whose sources were surveyed already."""
-    return forecast_claim(claim_of(claimed, surveyed.sealed), stock=stock_of(surveyed))
+    return forecast_claim(claim_of(claimed, surveyed.sealed_units), stock=stock_of(surveyed))
 
 
 def stock_of(surveyed: Survey) -> Stock | None:
     """What a larger share could seal; None where the source's own splits say what is sealed, or nothing is left."""
-    if any(split_role(split) is not None for split in surveyed.main.column("split")):
+    if surveyed.grouped or any(split_role(split) is not None for split in surveyed.main.column("split")):
         return None
     share = largest_share(surveyed.config.roles)
     if share <= 0.0:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,24 +23,26 @@ from holdfast.certify.certificate import (
     select,
     write_certificate,
 )
-from holdfast.certify.claims import PROMISE, delta_of
+from holdfast.certify.claims import PROMISE, UNIT_PROMISE, delta_of
 from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.families import Admitted, image_keys
 from holdfast.certify.ledger import Budget, Ledger, Standing, default_ledger
 from holdfast.certify.report import report
+from holdfast.certify.scores import PLAIN, Layout, Measured
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
-from holdfast.certify.tables import paired_tables
+from holdfast.certify.tables import Paired, paired_tables
 from holdfast.config import CandidatesConfig, CertifyConfig, TaskConfig, parse, upgraded
 from holdfast.errors import HoldfastError, UndecidedError, UserError
 from holdfast.stages import stage
 
 
 class SealedExample(NamedTuple):
-    """A sealed image: the id of its file, its class, and the hash of its pixels where that is known."""
+    """A sealed image: the id of its file, its class, the hash of its pixels where that is known, and its group."""
 
     id: str
     label: str
     picture: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,13 @@ class SealedClaim:
         return {item.id: image_keys(item.id, item.picture) for item in self.examples} or None
 
     @property
+    def groups(self) -> dict[str, str]:
+        """The group of each image, or its own id; empty where images are independent."""
+        if self.settings.layout.group is None:
+            return {}
+        return {item.id: item.group or item.id for item in self.examples}
+
+    @property
     def tasks(self) -> list[str]:
         """Protected tasks."""
         return sorted(self.settings.margins)
@@ -71,8 +81,11 @@ class SealedClaim:
         return fingerprint_json({**claim, "run": run, "models": list(models.items())})
 
 
+Example = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, str]
+
+
 def sealed_claim(
-    examples: Sequence[tuple[str, str] | tuple[str, str, str]],
+    examples: Sequence[Example],
     *,
     target: str,
     margin: float | Mapping[str, float],
@@ -83,10 +96,13 @@ def sealed_claim(
     candidates: int = 1,
     target_gain: bool = True,
     labels: Sequence[str] = (),
+    largest_groups: Mapping[str, float] | None = None,
+    equal_groups: bool = False,
 ) -> SealedClaim:
-    """The plan for sealed ``examples`` (example id, class, picture); every class but the target is protected.
+    """The plan for sealed ``examples`` (example id, class, picture, group); classes but the target are protected.
 
-    ``single`` margins of tasks go before ``margin``.
+    ``single`` margins of tasks go before ``margin``. With groups the test is about them: about those of up to
+    ``largest_groups`` images a class (larger ones are left out), or, ``equal_groups``, each counted the same.
     """
     if not examples:
         raise UserError("there are no sealed images", do="give them a share: [data.roles] sealed = 0.2")
@@ -108,10 +124,18 @@ def sealed_claim(
         target=target if target_gain else None,
         labels=list(labels),
         level=budget.level,
+        layout=_layout(known, largest_groups or {}, equal_groups),
     )
     ids = frozenset(item.id for item in known)
     kept = {label: n for label, n in images.items() if label != target or target_gain}
     return SealedClaim(fingerprint_ids(ids), kept, settings, budget, ids, known)
+
+
+def _layout(examples: Sequence[SealedExample], largest: Mapping[str, float], equal: bool) -> Layout:
+    """How sealed images are tested: one by one, or in their groups."""
+    if not any(item.group for item in examples):
+        return PLAIN
+    return Layout("group", largest_units={} if equal else dict(sorted(largest.items())), equal_groups=equal)
 
 
 def restricted(plan: SealedClaim, admitted: Admitted) -> SealedClaim:
@@ -164,11 +188,28 @@ def read_sealed_claim(
     claimed = ClaimedSettings.of(read_json(run.config), str(run.config))
     if not run.roles.exists():
         raise UserError(f"{run.roles} does not exist", do="the run has not begun; start it with `holdfast develop`")
-    wanted = ["example_id", "class", "role", "picture"]  # the last is not in files of earlier versions
+    wanted = ["example_id", "class", "role", "picture", "group"]  # the last two are not in files of earlier versions
     names = [name for name in wanted if name in pq.read_schema(run.roles).names]
     roles = pq.read_table(run.roles, columns=names).to_pylist()
-    sealed = [(row["example_id"], row["class"], row.get("picture") or "") for row in roles if row["role"] == "sealed"]
-    return claim_of(claimed, sealed, margin=margin, single=single, confidence=confidence)
+    sealed = [
+        (row["example_id"], row["class"], row.get("picture") or "", row.get("group") or "")
+        for row in roles
+        if row["role"] == "sealed"
+    ]
+    largest = largest_groups((row["class"], row.get("group") or "") for row in roles if row["role"] != "sealed")
+    return claim_of(claimed, sealed, margin=margin, single=single, confidence=confidence, largest_groups=largest)
+
+
+def largest_groups(examples: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Class -> images of the largest group, over examples (class, group) that are not sealed.
+
+    The limit of the claim must not depend on the sealed draw: a sealed group that is larger is left out of the claim.
+    """
+    sizes = Counter((label, group) for label, group in examples)
+    largest: dict[str, float] = {}
+    for (label, group), size in sizes.items():
+        largest[label] = max(largest.get(label, 1.0), float(size) if group else 1.0)
+    return largest
 
 
 @dataclass(frozen=True)
@@ -192,13 +233,14 @@ class ClaimedSettings:
 
 def claim_of(
     claimed: ClaimedSettings,
-    sealed: Sequence[tuple[str, str] | tuple[str, str, str]],
+    sealed: Sequence[Example],
     *,
     margin: float | None = None,
     single: Mapping[str, float] | None = None,
     confidence: float | None = None,
+    largest_groups: Mapping[str, float] | None = None,
 ) -> SealedClaim:
-    """What [certify] and [task] of a round claim about its sealed examples (example id, class, picture)."""
+    """What [certify] and [task] of a round claim about its sealed examples (example id, class, picture, group)."""
     certify, task = claimed.certify, claimed.task
     wanted = {*task.protected, task.target} if task.protected else None
     return sealed_claim(
@@ -210,6 +252,8 @@ def claim_of(
         queries=certify.query_budget,
         candidates=_most_candidates(claimed.candidates),
         target_gain=certify.target_gain,
+        largest_groups=largest_groups,
+        equal_groups=certify.equal_groups,
     )
 
 
@@ -222,13 +266,14 @@ def _most_candidates(candidates: CandidatesConfig) -> int:
 
 def check_possible(plan: SealedClaim) -> None:
     """Say before a look is spent where no outcome of so few images could pass: ((1-ε)/2)^n > level."""
-    hopeless = {
-        task: margin
-        for task, margin in _margins(plan).items()
-        if impossible(plan.images[task], margin, plan.budget.level)
-    }
+    hopeless = {task: margin for task, margin in _margins(plan).items() if _impossible(plan, task, margin)}
     if not hopeless:
         return
+    if plan.groups:
+        raise UndecidedError(
+            f"too few sealed groups: no outcome could certify {', '.join(sorted(hopeless))}",
+            do="seal more groups (`holdfast plan --group-size`); no query was spent",
+        )
     task, margin = next(iter(hopeless.items()))
     enough = next(n for n in range(1, 10_000) if not impossible(n, margin, plan.budget.level))
     raise UndecidedError(
@@ -238,6 +283,17 @@ def check_possible(plan: SealedClaim) -> None:
         found=f"{plan.images[task]} images of {task}, margin {margin * 100:g} points",
         do="seal more images; no query was spent",
     )
+
+
+def _impossible(plan: SealedClaim, task: str, margin: float) -> bool:
+    if not plan.groups:
+        return impossible(plan.images[task], margin, plan.budget.level)
+    members = [item for item in plan.examples if item.label == task]
+    names = sorted({plan.groups[item.id] for item in members})
+    codes = np.array([names.index(plan.groups[item.id]) for item in members], dtype=np.int64)
+    gains = Measured(plan.settings.layout, np.ones(len(members)), names, codes, None, scored=False)
+    counts = gains.counts(task, np.arange(len(members)))
+    return counts.p_value(margin, plan.budget.level) > plan.budget.level
 
 
 def _margins(plan: SealedClaim) -> dict[str, float]:
@@ -335,7 +391,7 @@ def certify_candidates(
 
         def passes(name: str) -> bool:
             made[name] = _checked(plan, predict(name))
-            counts, target = select(paired_tables(old, made[name], plan.settings.labels, trusted=True), plan.settings)
+            counts, target = select(_paired(plan, old, made[name]), plan.settings)
             return retained(counts, plan.settings.margins, query.level, target) and (
                 further is None or first is None or _holds(plan, further, first, made[name], query.level)
             )
@@ -352,7 +408,7 @@ def certify_candidates(
     if not standing.retired:
         return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, claim=plan)
     full = report(
-        run_test(paired_tables(old, made[str(shown)], plan.settings.labels, trusted=True), plan.settings),
+        run_test(_paired(plan, old, made[str(shown)]), plan.settings),
         confidence=plan.settings.confidence,
     )
     bit = reported
@@ -366,7 +422,7 @@ def _holds(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, new: pa.T
     settings = further.settings(plan)
     if not settings.margins:
         return True
-    counts, _ = select(paired_tables(first, new, settings.labels, trusted=True), settings)
+    counts, _ = select(_paired(plan, first, new), settings)
     return retained(counts, settings.margins, level, None)
 
 
@@ -375,7 +431,7 @@ def against_first(plan: SealedClaim, further: ExtraBaseline, first: pa.Table, ne
     settings = further.settings(plan)
     if not settings.margins:
         return {"tasks": []}
-    result = run_test(paired_tables(first, new, settings.labels, trusted=True), settings)
+    result = run_test(_paired(plan, first, new), settings)
     return {"tasks": [task.as_json() for task in result.tasks], "devsafety": result.devsafety}
 
 
@@ -393,7 +449,16 @@ def _checked(plan: SealedClaim, table: pa.Table) -> pa.Table:
     kept = [
         identity in plan.ids and task in wanted for identity, task in zip(ids, table["task"].to_pylist(), strict=True)
     ]
-    return table.filter(pa.array(kept))
+    table = table.filter(pa.array(kept))
+    if plan.groups:
+        groups = [plan.groups[identity] for identity in table["example_id"].to_pylist()]
+        table = table.append_column("group", pa.array(groups, pa.string()))
+    return table
+
+
+def _paired(plan: SealedClaim, old: pa.Table, new: pa.Table) -> Paired:
+    """Two models' predictions of the sealed images, as the claim reads them."""
+    return paired_tables(old, new, plan.settings.labels, trusted=True, layout=plan.settings.layout)
 
 
 def one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, Any]:
@@ -403,7 +468,7 @@ def one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, An
         "verdict": "certified" if passed else "undecided",
         "confidence": settings.confidence,
         "claim": str(settings.claim),
-        "promise": PROMISE,
+        "promise": PROMISE if plan.settings.layout == PLAIN else UNIT_PROMISE,
         "level": plan.budget.level,
         "tasks": [{"task": task, "n": plan.images[task], "margin": settings.margins[task]} for task in plan.tasks],
         "target": settings.target,

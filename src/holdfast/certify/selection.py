@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from holdfast.certify.claims import Counts
-from holdfast.certify.exact.score_test import p_value
 
 Candidate = TypeVar("Candidate")
 
@@ -50,4 +49,4 @@ def retained(
 ) -> bool:
     """The one bit: every task Δ_k > -ε_k at ``level`` (intersection-union) and, where given, Δ_target > 0."""
     hypotheses = [(count, margins[count.task]) for count in counts] + ([(target, 0.0)] if target else [])
-    return all(p_value(item.gained, item.lost, item.n, margin) <= level for item, margin in hypotheses)
+    return all(item.p_value(margin, level) <= level for item, margin in hypotheses)

@@ -9,7 +9,20 @@ from typing import Any
 
 from holdfast.certify.claims import Claim, Verdict
 from holdfast.errors import UserError
-from holdfast.shape import Each, Filled, Maybe, Shape, below_one, between, check_shape, count, flag, one_of, text
+from holdfast.shape import (
+    Each,
+    Filled,
+    Maybe,
+    Shape,
+    below_one,
+    between,
+    check_shape,
+    count,
+    flag,
+    number,
+    one_of,
+    text,
+)
 
 _SETTINGS: dict[str, Shape] = {
     "margins": Filled(Each(below_one)),
@@ -20,6 +33,16 @@ _SETTINGS: dict[str, Shape] = {
     "labels": [text],
     "level": Maybe(between(0.0, 1.0)),
     "distinct_rows": Maybe(flag),
+    "layout": Maybe(
+        {
+            "group": Maybe(text),
+            "weight": Maybe(text),
+            "score_range": Maybe([number]),
+            "largest_unit": Maybe(number),
+            "largest_units": Each(number),
+            "equal_groups": flag,
+        }
+    ),
 }
 
 

@@ -2,14 +2,14 @@
 
 One table with ``task,label,old,new`` (and ``example_id``), or two with ``example_id,task,label,prediction`` that are
 joined by example id and task. Answers that were graded elsewhere: ``task,old_correct,new_correct`` in one table, or
-``example_id,task,correct`` in two. CSV or Parquet. Every fault is a sentence; what looks wrong and may be right is a
-warning in :class:`Inspection`.
+``example_id,task,correct`` in two; scores: ``task,old_score,new_score``, or ``example_id,task,score``. CSV or Parquet.
+Every fault is a sentence; what looks wrong and may be right is a warning in :class:`Inspection`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,18 @@ from holdfast.certify.columns import (
     truth_column,
     whole_numbers,
 )
-from holdfast.certify.exact.region import IntArray
+from holdfast.certify.exact.region import FloatArray, IntArray
 from holdfast.certify.repeats import Unused, combined, is_row_number, repeated, unused_warning
+from holdfast.certify.scores import (
+    PAIRED_SCORES,
+    PLAIN,
+    SINGLE_SCORE,
+    Layout,
+    Measured,
+    are_rights_and_wrongs,
+    read_measured,
+    read_scores,
+)
 from holdfast.certify.vocabulary import are_numbers, number, read_answers
 from holdfast.errors import UserError
 
@@ -52,17 +62,23 @@ class Inspection:
     unused: tuple[str, ...] = ()  # columns that the test does not read
     repeats: str | None = None  # in words, how rows repeat
     warnings: tuple[str, ...] = ()
+    scored: bool = False  # by columns of scores
 
     def as_json(self) -> dict[str, Any]:
         """``input`` of a report."""
         return {
             "rows": self.rows,
             "example_ids": self.ids,
-            "answers": "graded columns" if self.graded else "numbers" if self.numbers else "names",
+            "answers": self._answers(),
             "unused_columns": list(self.unused),
             "repeated_rows": self.repeats,
             "warnings": list(self.warnings),
         }
+
+    def _answers(self) -> str:
+        if self.scored:
+            return "scores"
+        return "graded columns" if self.graded else "numbers" if self.numbers else "names"
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,7 @@ class Paired:
     disjoint: bool  # known that no image serves two tasks
     identity: Column | None = None  # example ids
     inspection: Inspection = field(default_factory=lambda: Inspection(0, False))
+    measured: Measured | None = None  # where rows are not single rights and wrongs of one weight
 
     def tasks(self) -> list[str]:
         """Names in alphabetical order."""
@@ -92,8 +109,18 @@ class Paired:
         rows = self._rows[task]
         return (self.correct_new[rows].astype(int) - self.correct_old[rows].astype(int)).tolist()
 
+    def tested(self, task: str) -> Counts:
+        """One task as it is tested."""
+        return self._counts[task] if self.measured is None else self.measured.counts(task, self._rows[task])
+
     def counts(self) -> dict[str, Counts]:
         """b, c and n of every task."""
+        return dict(self._counts)
+
+    @cached_property
+    def _counts(self) -> dict[str, Counts]:
+        if self.measured is not None:
+            return {name: self.measured.summary(name, rows) for name, rows in self._rows.items()}
         size = len(self.task.names)
         n = np.bincount(self.task.codes, minlength=size)
         gained = np.bincount(self.task.codes, weights=~self.correct_old & self.correct_new, minlength=size)
@@ -112,6 +139,8 @@ class Paired:
         rows = np.concatenate([self._rows[member] for member in members])
         if self.identity is not None:
             rows = self._one_row_an_image(rows, name)
+        if self.measured is not None:
+            return self.measured.counts(name, rows, tuple(members))
         old, new = self.correct_old[rows], self.correct_new[rows]
         return Counts(name, len(rows), int((~old & new).sum()), int((old & ~new).sum()), members=tuple(members))
 
@@ -119,7 +148,9 @@ class Paired:
         assert self.identity is not None
         images = self.identity.codes[rows]
         _, first, inverse = np.unique(images, return_index=True, return_inverse=True)
-        outcome = self.correct_old[rows] * 2 + self.correct_new[rows]
+        outcome = self.correct_old[rows] * 2.0 + self.correct_new[rows]
+        if self.measured is not None:
+            outcome = self.measured.changes[rows]
         mixed = np.flatnonzero(outcome != outcome[first][inverse.reshape(-1)])
         if len(mixed):
             example = self.identity.names[int(images[mixed[0]])]
@@ -136,20 +167,29 @@ class Paired:
 # -- one table --------------------------------------------------------------------------------------------------------
 
 
-def read_paired(path: Path, labels: Iterable[str] = ()) -> Paired:
+def read_paired(path: Path, labels: Iterable[str] = (), layout: Layout = PLAIN) -> Paired:
     """One file with both models' predictions: columns ``task,label,old,new`` and optionally ``example_id``."""
-    return paired_table(read_table(path), labels, path)
+    return paired_table(read_table(path), labels, path, layout)
 
 
-def paired_table(table: pa.Table, labels: Iterable[str] = (), path: Path = Path("the predictions")) -> Paired:
+def paired_table(
+    table: pa.Table, labels: Iterable[str] = (), path: Path = Path("the predictions"), layout: Layout = PLAIN
+) -> Paired:
     """A table in memory, as :func:`read_paired` does with a file."""
     names, labels = column_names(table), list(labels)
-    graded = "old_correct" in names or "new_correct" in names
-    used = [*(PAIRED_CORRECT if graded else PAIRED_COLUMNS), *(["example_id"] if "example_id" in names else [])]
+    scored = layout.scored(names, PAIRED_SCORES, (*PAIRED_COLUMNS[2:], *PAIRED_CORRECT[1:]))
+    graded = not scored and ("old_correct" in names or "new_correct" in names)
+    answered = ("task", *PAIRED_SCORES) if scored else PAIRED_CORRECT if graded else PAIRED_COLUMNS
+    used = [*answered, *(["example_id"] if "example_id" in names else []), *layout.columns]
     check_columns(table, used, path)
     task, identity = _task_and_identity(table, path)
-    numbers, warnings = False, list[str]()
-    if graded:
+    numbers, warnings, changes = False, list[str](), None
+    if scored:
+        refuse_missing(task, "task", path)
+        _no_labels(labels, path)
+        scores = [read_scores(table, name, path, layout) for name in PAIRED_SCORES]
+        old, new, changes = _scores(scores[0], scores[1], layout)
+    elif graded:
         refuse_missing(task, "task", path)
         _no_labels(labels, path)
         old, new = truth_column(table, "old_correct", path), truth_column(table, "new_correct", path)
@@ -163,8 +203,30 @@ def paired_table(table: pa.Table, labels: Iterable[str] = (), path: Path = Path(
     unused = [Unused(name, row_codes(table, raw)) for name, raw in names.items() if _is_unused(name, used)]
     read_codes = [codes for name in used if name != "example_id" for codes in [row_codes(table, names[name])]]
     inspection = _inspected(len(table), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
-    disjoint = identity is not None and len(identity.names) == len(table)
-    return Paired(task, old, new, disjoint, identity, inspection)
+    paired = Paired(task, old, new, identity is not None and len(identity.names) == len(table), identity, inspection)
+    return _measured(paired, [(table, path, None)], layout, changes, scored)
+
+
+def _scores(old: FloatArray, new: FloatArray, layout: Layout) -> tuple[BoolArray, BoolArray, FloatArray | None]:
+    """Which model scored higher, and by how much; of scores that are rights and wrongs, which model was right."""
+    if are_rights_and_wrongs(old, new, layout):
+        return old == 1.0, new == 1.0, None
+    return old > new, new > old, new - old
+
+
+def _measured(
+    paired: Paired,
+    tables: Sequence[tuple[pa.Table, Path, IntArray | None]],
+    layout: Layout,
+    changes: FloatArray | None,
+    scored: bool,
+) -> Paired:
+    """The same rows with the columns that the layout names."""
+    differences = paired.correct_new.astype(np.float64) - paired.correct_old if changes is None else changes
+    measured = read_measured(tables, layout, differences, paired.identity, scored=changes is not None)
+    inspection = replace(paired.inspection, scored=scored)
+    disjoint = paired.disjoint and (measured is None or measured.disjoint(paired.task.codes))
+    return replace(paired, measured=measured, inspection=inspection, disjoint=disjoint)
 
 
 def _task_and_identity(table: pa.Table, path: Path, trusted: bool = False) -> tuple[Column, Column | None]:
@@ -206,27 +268,33 @@ def _says_otherwise(table: pa.Table, path: Path, correct: Mapping[str, BoolArray
 # -- two tables -------------------------------------------------------------------------------------------------------
 
 
-def read_joined(old_path: Path, new_path: Path, labels: Iterable[str] = (), *, trusted: bool = False) -> Paired:
+def read_joined(
+    old_path: Path, new_path: Path, labels: Iterable[str] = (), *, trusted: bool = False, layout: Layout = PLAIN
+) -> Paired:
     """Two files, one a model, joined by example id (and task, for an image that serves several).
 
     ``trusted`` tables were written by holdfast itself, from one list of classes: their words are not questioned.
     """
-    return _joined(read_table(old_path), read_table(new_path), labels, (old_path, new_path), trusted)
+    return _joined(read_table(old_path), read_table(new_path), labels, (old_path, new_path), trusted, layout)
 
 
-def paired_tables(old: pa.Table, new: pa.Table, labels: Iterable[str] = (), *, trusted: bool = False) -> Paired:
+def paired_tables(
+    old: pa.Table, new: pa.Table, labels: Iterable[str] = (), *, trusted: bool = False, layout: Layout = PLAIN
+) -> Paired:
     """Two tables in memory, as :func:`read_joined` does with files."""
     names = (Path("the old model's predictions"), Path("the new model's predictions"))
-    return _joined(old, new, labels, names, trusted)
+    return _joined(old, new, labels, names, trusted, layout)
 
 
 def _joined(
-    old: pa.Table, new: pa.Table, labels: Iterable[str], paths: tuple[Path, Path], trusted: bool = False
+    old: pa.Table, new: pa.Table, labels: Iterable[str], paths: tuple[Path, Path], trusted: bool, layout: Layout
 ) -> Paired:
     """Put the rows of the new model in the order of the old one's; anything that does not match is refused."""
     tables, labels = (old, new), list(labels)
-    graded = any("correct" in column_names(table) for table in tables)
-    used = SINGLE_CORRECT if graded else SINGLE_COLUMNS
+    names = {name for table in tables for name in column_names(table)}
+    scored = layout.scored(names, (SINGLE_SCORE,), (SINGLE_COLUMNS[3], SINGLE_CORRECT[2]))
+    graded = not scored and "correct" in names
+    used = ("example_id", "task", SINGLE_SCORE) if scored else SINGLE_CORRECT if graded else SINGLE_COLUMNS
     for table, path in zip(tables, paths, strict=True):
         check_columns(table, used, path)
     (task, identity), (other_task, other_identity) = (
@@ -235,8 +303,13 @@ def _joined(
     assert identity is not None
     assert other_identity is not None
     rows = _order((task, identity), (other_task, other_identity), paths)
-    numbers, warnings = False, list[str]()
-    if graded:
+    numbers, warnings, changes = False, list[str](), None
+    if scored:
+        refuse_missing(task, "task", paths[0])
+        _no_labels(labels, paths[0])
+        scores = [read_scores(table, SINGLE_SCORE, path, layout) for table, path in zip(tables, paths, strict=True)]
+        *right, changes = _scores(scores[0], scores[1][rows], layout)
+    elif graded:
         refuse_missing(task, "task", paths[0])
         _no_labels(labels, paths[0])
         right = (truth_column(old, "correct", paths[0]), truth_column(new, "correct", paths[1])[rows])
@@ -253,10 +326,11 @@ def _joined(
             answers = read_answers(by_path, task, predictions, labels, {"old": paths[0], "new": paths[1]})
             right = (answers.old.equals(answers.label), answers.new.equals(answers.label))
             numbers, warnings = answers.numbers, list(answers.warnings)
-    disjoint = len(identity.names) == len(rows)
+    disjoint, sources = len(identity.names) == len(rows), [(old, paths[0], None), (new, paths[1], rows)]
     if trusted:
-        return Paired(task, *right, disjoint, identity, Inspection(len(rows), ids=True))
-    unused = _unused_of_both(old, new, rows, used)
+        paired = Paired(task, right[0], right[1], disjoint, identity, Inspection(len(rows), ids=True))
+        return _measured(paired, sources, layout, changes, scored)
+    unused = _unused_of_both(old, new, rows, [*used, *layout.columns])
     read_codes = [
         codes if table is old else None if codes is None else codes[rows]
         for table in tables
@@ -264,7 +338,8 @@ def _joined(
         for codes in [row_codes(table, column_names(table)[name])]
     ]
     inspection = _inspected(len(rows), identity, read_codes, unused, warnings, graded=graded, numbers=numbers)
-    return Paired(task, *right, disjoint, identity, inspection)
+    paired = Paired(task, right[0], right[1], disjoint, identity, inspection)
+    return _measured(paired, sources, layout, changes, scored)
 
 
 def _order(old: tuple[Column, Column], new: tuple[Column, Column], paths: tuple[Path, Path]) -> IntArray:

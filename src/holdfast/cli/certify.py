@@ -70,6 +70,19 @@ def certify(
     distinct_rows: Annotated[
         bool, typer.Option("--distinct-rows", help="State, for lack of example_id, that each row is another image.")
     ] = False,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="What rows were drawn with: a video, a patient, a prompt.")
+    ] = None,
+    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="Weights of rows, from 0 on.")] = None,
+    score_range: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="Test old_score,new_score, which lie in it. Default: 0,1.")
+    ] = None,
+    largest_unit: Annotated[
+        float | None, typer.Option(metavar="N", help="Most rows (or weight) that a group may have, fixed beforehand.")
+    ] = None,
+    equal_groups: Annotated[
+        bool, typer.Option("--equal-groups", help="Every group counts the same, whatever its size.")
+    ] = False,
     lemma_constant: Annotated[
         float | None, typer.Option(min=0.0, max=1e9, help="C of the paper's Lemma 1, shown beside. Default: 0.")
     ] = None,
@@ -106,9 +119,12 @@ def certify(
     fixed_set = {"pool": pool, "lemma_constant": lemma_constant, "out": out}
     fixed_set |= {"query_budget": query_budget, "claim_file": claim_file}
     named = {"old_model": old_model, "new_model": new_model, "data": data}
+    layout = {"group": group, "weight": weight, "score_range": _range(score_range), "largest_unit": largest_unit}
+    layout |= {"equal_groups": equal_groups}
     if run is not None:
         of_tables = {"predictions": predictions, "old": old, "new": new, "target": target, "claim": claim}
         of_tables |= {"tasks": tasks, "labels": labels, "sequential": sequential, "distinct_rows": distinct_rows}
+        of_tables |= layout
         refuse_ignored(
             "a run", {**of_tables, **fixed_set, **named}, "give either RUN or predictions: a run says the rest"
         )
@@ -116,7 +132,7 @@ def certify(
     else:
         refuse_ignored("predictions", {"verbose": verbose}, "leave it out: it is for the sealed images of a run")
     if sequential:
-        other = {**fixed_set, **named, "claim": None if claim == "all" else claim, "ledger": ledger}
+        other = {**fixed_set, **named, **layout, "claim": None if claim == "all" else claim, "ledger": ledger}
         refuse_ignored(
             "--sequential", other, "leave one of them out: it tests the claim `all`, on images that keep arriving"
         )
@@ -148,10 +164,12 @@ def certify(
         reported = certify_sequentially(*files, **claimed)
     else:
         fixed = {"margin": margin, "confidence": confidence, "target": target, "tasks": tasks, "pool": pool}
-        written = read_claim(claim_file, {**fixed, "labels": labels, "query-budget": query_budget, "claim": claim})
+        written = read_claim(
+            claim_file, {**fixed, "labels": labels, "query-budget": query_budget, "claim": claim, **layout}
+        )
         reported = certify_files(
             files,
-            {**claimed, "claim": claim or "all", "pools": pools_of(pool or [])},
+            {**claimed, **layout, "claim": claim or "all", "pools": pools_of(pool or [])},
             written,
             (ledger, query_budget),
             outputs,
@@ -201,6 +219,20 @@ def plan(
     target: Annotated[
         str | None, typer.Option(help="Task of the predictions to leave out: it is not protected.")
     ] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="Images of a group that are not independent.")] = None,
+    icc: Annotated[
+        float | None, typer.Option(help="Correlation within a group: 0 none, 1 all the same. Default: 0.")
+    ] = None,
+    score_deviation: Annotated[
+        float | None, typer.Option(help="For scores: standard deviation of their change, as a share of the range.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the predictions, as for certify.")] = None,
+    weight: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the predictions, as for certify.")] = None,
+    score_range: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="Of the predictions, as for certify.")
+    ] = None,
+    largest_unit: Annotated[float | None, typer.Option(metavar="N", help="As for certify.")] = None,
+    equal_groups: Annotated[bool, typer.Option("--equal-groups", help="As for certify.")] = False,
     as_json: Json = False,
 ) -> int:
     """How many images a certificate needs, or how small a margin given images allow; by exact power.
@@ -211,8 +243,12 @@ def plan(
     from holdfast.cli.verdicts import print_json, print_plan
 
     default, single = margins_of(margin)
+    stated = {"group_size": group_size, "icc": icc, "score_deviation": score_deviation}
+    layout = {"group": group, "weight": weight, "score_range": _range(score_range), "largest_unit": largest_unit}
+    layout |= {"equal_groups": equal_groups}
     if round_file is not None:
         given = {"tasks": tasks, "images": images, "simultaneous": simultaneous, "predictions": predictions}
+        given |= {**stated, **layout}
         refuse_ignored("ROUND.toml", {**given, "target": target}, "leave one of them out: the round's file says it")
         from holdfast.certify.round_plan import plan_round
         from holdfast.cli.forecasts import print_forecast
@@ -233,10 +269,13 @@ def plan(
     refuse_ignored("no ROUND.toml", {"target_gain": target_gain}, "give ROUND.toml, or leave --target-gain out")
     if predictions:
         refuse_ignored(
-            "--predictions", {"discordance": discordance}, "leave one of them out: each says how often models differ"
+            "--predictions",
+            {"discordance": discordance, **stated},
+            "leave one of them out: each says how often models differ",
         )
     else:
-        refuse_ignored("no --predictions", {"target": target}, "leave --target out: it is a task of the predictions")
+        of_table = {"target": target, **layout}
+        refuse_ignored("no --predictions", of_table, "leave it out: it is about a table of predictions")
     from holdfast.certify.plans import plan as answer
 
     files = _files(predictions, None, None) if predictions else ()
@@ -252,6 +291,8 @@ def plan(
         difference=difference,
         simultaneous=simultaneous,
         target=target,
+        **stated,
+        **layout,
     )
     if as_json:
         print_json(found.to_json())
@@ -359,6 +400,17 @@ def margins_of(given: Sequence[str] | None) -> tuple[float | None, dict[str, flo
         else:
             default = value
     return default, single
+
+
+def _range(text: str | None) -> tuple[float, float] | None:
+    """The range of scores."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise UserError(f"--score-range {text} is no range", expected="LOW,HIGH such as 0,1") from error
+    return low, high
 
 
 def names_of(text: str | None) -> list[str]:

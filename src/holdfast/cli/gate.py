@@ -82,7 +82,8 @@ def read_claim(path: Path | None, given: Mapping[str, Any]) -> ClaimFile | None:
         return None
     for option, value in given.items():
         if value:
-            raise UserError(f"--claim-file and --{option} at once", do=f"leave --{option} out: the claim file says it")
+            name = option.replace("_", "-")
+            raise UserError(f"--claim-file and --{name} at once", do=f"leave --{name} out: the claim file says it")
     from holdfast.certify.claim_file import read_claim_file
 
     return read_claim_file(path)

@@ -188,6 +188,12 @@ def print_sealed(reported: Mapping[str, Any]) -> None:
     console.print(Text(f"sealed set {sealed['set'][7:19]}: query {sealed['queries']} {passed}; {left}."))
 
 
+def _images_needed(item: Mapping[str, Any]) -> str:
+    if "units" not in item:
+        return str(item.get("per_task", ""))
+    return f"{item['per_task']} in {item['units']} groups" if item["unit"] == "group" else f"{item['units']} rows"
+
+
 def print_plan(plan: Mapping[str, Any]) -> None:
     """What was asked for, and the answer."""
     console = Console(highlight=False)
@@ -207,9 +213,9 @@ def print_plan(plan: Mapping[str, Any]) -> None:
         )
         table.add_row(
             Text(item["task"]),
-            f"{item['discordance'] * 100:.3g} %",
+            "" if item["discordance"] is None else f"{item['discordance'] * 100:.3g} %",
             "" if item["margin"] is None else f"{item['margin'] * 100:g} %",
-            str(item.get("per_task", "")),
+            _images_needed(item),
             have,
         )
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -68,6 +69,10 @@ class SourceConfig(Config):
     """Splits of the source to take, by the source's own names. Default: all of them."""
     attribute: Literal["weather", "scene", "timeofday"] = "weather"
     """bdd100k only: the attribute that is the class."""
+    group: str | None = None
+    """What makes examples depend on each other, such as a video or a patient: in csv and parquet the column that names
+    it, elsewhere a regular expression for the picture's path, whose first parenthesis is the group. A group has one
+    role, and the certificate tests groups in place of images."""
     pooled: Many[str] = ()
     """bdd100k only: classes whose official train and validation images are pooled and split 40/30/30."""
 
@@ -75,6 +80,10 @@ class SourceConfig(Config):
     def _has_path(self) -> Self:
         if self.kind != "digits" and self.path is None:
             raise ValueError(f"a source of kind {self.kind!r} needs a path")
+        try:
+            re.compile("" if self.kind in ("csv", "parquet") else self.group or "")
+        except re.error as error:
+            raise ValueError(f"group = {self.group!r} is no regular expression: {error}") from error
         return self
 
 

@@ -150,6 +150,9 @@ class CertifyConfig(Config):
     """R: how many times this sealed set may be queried; each query is tested at (1 - confidence) / R."""
     target_gain: bool = True
     """Claim also that the target improved."""
+    equal_groups: bool = False
+    """Where a source names groups: every group counts the same, whatever its size. Otherwise images do, and the claim
+    is about groups no larger than the largest one that is not sealed."""
     test_sealed: bool = True
     """Test on the sealed images when the round ends. `false` leaves that to `holdfast certify RUN`."""
     ledger: FilePath | None = None

@@ -64,6 +64,21 @@ class Survey:
         found = self.assigned
         return sorted((found.ids[p], found.classes[p], found.pictures[p]) for p in found.where(Role.SEALED))
 
+    @property
+    def grouped(self) -> bool:
+        """Whether a source names groups."""
+        return self.main.table["group"].null_count < len(self.main)
+
+    @property
+    def sealed_units(self) -> list[tuple[str, str, str]]:
+        """One sealed example for each class and group: what a plan may count on."""
+        found, groups = self.assigned, self.main.column("group")
+        first: dict[tuple[str, str], tuple[str, str, str]] = {}
+        for p in found.where(Role.SEALED):
+            key = (found.classes[p], groups[int(found.rows[p])] or f"image {found.ids[p]}")
+            first.setdefault(key, (found.ids[p], found.classes[p], found.pictures[p]))
+        return sorted(first.values())
+
 
 def survey(config: DataConfig, task: TaskConfig, *, root: Path, main: Catalogue | None = None) -> Survey:
     """Read the sources' names and content hashes and share out the roles; ``main`` where they were read already."""

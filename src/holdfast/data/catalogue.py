@@ -39,6 +39,7 @@ CATALOGUE = pa.schema(
         pa.field("reader", pa.int32(), nullable=False),  # which reader of the catalogue
         pa.field("index", pa.int64(), nullable=False),  # where that reader finds it
         pa.field("picture", pa.string()),  # hash of the decoded pixels, where it is known
+        pa.field("group", pa.string()),  # video, patient, …: examples of one group are not independent
     ]
 )
 
@@ -139,6 +140,7 @@ class Entry:
     split: str | None = None
     id: str | None = None  # the content hash, where the source knows it already
     picture: str | None = None  # the hash of its pixels, where the source knows it already
+    group: str | None = None  # what it was drawn with: a video, a patient
 
 
 @dataclass
@@ -236,6 +238,7 @@ def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogu
             "reader": pa.array([0] * len(rows), pa.int32()),
             "index": pa.array([listing.indices[position] for position, _, _ in rows], pa.int64()),
             "picture": pa.array([picture for _, _, picture in rows], pa.string()),
+            "group": pa.array([entry.group for entry in entries], pa.string()),
         },
         schema=CATALOGUE,
     )

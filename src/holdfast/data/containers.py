@@ -146,11 +146,11 @@ class RowGroups:
         """Rows of a file."""
         return int(self._table(number).starts[-1])
 
-    def describe(self, number: int) -> dict[str, list[Any]]:
-        """The columns that describe the pictures, by name."""
+    def describe(self, number: int, further: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """The columns that describe the pictures, by name, and ``further`` ones."""
         self._picture_column(number)  # a table without pictures is refused before it is read
         table = self._table(number)
-        wanted = [name for name in table.schema.names if name in (*LABELS, *CAPTIONS, "split")]
+        wanted = [name for name in table.schema.names if name in {*LABELS, *CAPTIONS, "split", *further}]
         try:
             found = table.file.read(columns=wanted) if wanted else pa.table({})
             columns = {name: found.column(found.column_names.index(name)).to_pylist() for name in wanted}

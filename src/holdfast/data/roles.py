@@ -5,12 +5,15 @@ every machine and in every round, in whatever order files are read, and adding p
 
 Files that show the same picture, pixel by pixel, are one example: the strictest use that their splits ask for, or else
 the role of the one with the smallest hash. It is counted once, and the others are reported.
+
+Examples of one group (a video, a patient) have one role, drawn by the group's name in place of the content: otherwise
+frames of one video would train and judge.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +35,7 @@ ROLES = pa.schema(
         pa.field("source", pa.string(), nullable=False),
         pa.field("locator", pa.string(), nullable=False),
         pa.field("picture", pa.string(), nullable=False),  # hash of the decoded pixels
+        pa.field("group", pa.string()),  # none where examples are independent
     ]
 )
 
@@ -94,6 +98,7 @@ class Assigned:
                 "source": chosen["source"],
                 "locator": chosen["locator"],
                 "picture": list(self.pictures),
+                "group": chosen["group"],
             }
         ).cast(ROLES)
         return table.sort_by("example_id")
@@ -101,7 +106,10 @@ class Assigned:
 
 def fingerprint_roles(table: pa.Table) -> str:
     """Fingerprint of who serves as what; where the files lie does not enter."""
-    rows = zip(*(table[name].to_pylist() for name in ("example_id", "class", "role")), strict=True)
+    names = ["example_id", "class", "role"]
+    if "group" in table.column_names and table["group"].null_count < len(table):
+        names.append("group")
+    rows = zip(*([value or "" for value in table[name].to_pylist()] for name in names), strict=True)
     return fingerprint_bytes(*("\t".join(row).encode() + b"\n" for row in sorted(rows)))
 
 
@@ -126,8 +134,13 @@ def assign(catalogue: Catalogue, classes: Sequence[str], config: RolesConfig) ->
         else:
             roles[row] = own
             filled[label].add(own)
-    for label, group in shared.items():
-        roles.update(_share_out(group, ids, label, config, filled[label]))
+    groups = catalogue.column("group")
+    together = [row for row in rows if groups[row] is not None]
+    for label, members in shared.items():
+        alone = [row for row in members if groups[row] is None]
+        if alone:
+            roles.update(_share_out(alone, ids, label, config, filled[label]))
+    roles.update(_share_out_groups(together, groups, labels, roles, config, filled, problems))
     return Assigned(
         np.array(rows, dtype=np.int64),
         tuple(str(labels[row]) for row in rows),
@@ -210,6 +223,58 @@ def _share_out(
                 roles[row] = role
                 break
     return roles
+
+
+def _share_out_groups(
+    rows: list[int],
+    groups: Sequence[str | None],
+    labels: Sequence[str | None],
+    own: dict[int, Role],
+    config: RolesConfig,
+    filled: dict[str, set[Role]],
+    problems: list[Problem],
+) -> dict[int, Role]:
+    """One role for each group: the strictest that its examples' splits ask for, else one drawn by its name."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        members[str(groups[row])].append(row)
+    shares = {label: config.shares_of(label) for label in {str(labels[row]) for row in rows}}
+    if any(isinstance(share, int) for own in shares.values() for share in own.values()):
+        raise UserError(
+            "[data.roles] counts images, and the data have groups",
+            expected="shares such as 0.2: a group has one role as a whole",
+            do="give base, dev, sealed and test as fractions",
+        )
+    roles: dict[int, Role] = {}
+    for name, group in members.items():
+        asked = {own[row] for row in group if row in own}
+        if asked:
+            role = min(asked, key=_STRICTEST.index)
+            if len(asked) > 1 or any(row not in own for row in group):
+                problems.append(Problem("group in several splits", name, f"all of it serves as {role.value}"))
+        else:
+            classes = sorted({str(labels[row]) for row in group})
+            if any(shares[label] != shares[classes[0]] for label in classes):
+                raise UserError(
+                    f"the group {name} holds {' and '.join(classes[:3])}, which have shares of their own",
+                    expected="the same shares for classes that share a group: it has one role as a whole",
+                    do="leave these classes out of [data.roles.by_class]",
+                )
+            taken = set[Role]().union(*(filled[label] for label in classes))
+            role = _drawn(number_of(name, "group"), shares[classes[0]], taken)
+        roles.update(dict.fromkeys(group, role))
+    return roles
+
+
+def _drawn(number: float, shares: Mapping[str, int | float], filled: set[Role]) -> Role:
+    """The role that a number in [0, 1) stands for."""
+    upper = 0.0
+    for role in _DRAWN:
+        if role not in filled:
+            upper += shares[role.value]
+            if number < upper:
+                return role
+    return Role.TRAIN
 
 
 def count_roles(assigned: Assigned) -> dict[str, dict[str, int]]:

@@ -15,7 +15,7 @@ from holdfast.data.catalogue import Catalogue, Listing, build, join, readable_na
 from holdfast.data.sources.bdd100k import LABEL_FILES, list_bdd100k
 from holdfast.data.sources.csv import list_csv
 from holdfast.data.sources.digits import list_digits
-from holdfast.data.sources.files import expand, find_files, walk_pictures
+from holdfast.data.sources.files import expand, find_files, group_in_path, walk_pictures
 from holdfast.data.sources.folder import list_folder
 from holdfast.data.sources.parquet import list_parquet
 from holdfast.data.sources.places365 import CATEGORIES, list_places365
@@ -36,6 +36,9 @@ KINDS: dict[str, Lister] = {
     "webdataset": list_webdataset,
     "pack": list_store,
 }
+
+
+GROUP_COLUMNS = ("csv", "parquet")  # where `group` of a source is a column; elsewhere it is a rule for paths
 
 
 def list_source(config: SourceConfig, root: Path) -> Listing:
@@ -63,6 +66,8 @@ def list_source(config: SourceConfig, root: Path) -> Listing:
     entries = [listing.entries[position] for position in chosen]
     if config.classes:
         entries = [replace(item, label=config.classes.get(item.label or "", item.label)) for item in entries]
+    if config.group is not None and config.kind not in GROUP_COLUMNS:
+        entries = [replace(item, group=group_in_path(config.group, item.locator)) for item in entries]
     indices = [listing.indices[position] for position in chosen]
     return replace(listing, entries=entries, indices=indices)
 

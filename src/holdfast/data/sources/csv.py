@@ -9,7 +9,7 @@ from typing import IO
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
-from holdfast.data.sources.files import expand, pictures_in
+from holdfast.data.sources.files import expand, group_cell, pictures_in
 from holdfast.errors import UserError
 
 _MAX_LINE = 1 << 20  # characters of a line of a table
@@ -27,9 +27,9 @@ def list_csv(config: SourceConfig, path: Path) -> Listing:
                 problems.append(Problem("row without a path", f"{table.name} line {number}"))
                 continue
             files.append(table.parent / name)
-            entries.append(
-                Entry(readable_name(files[-1]), _cell(row, "label"), _cell(row, "title"), _cell(row, "split"))
-            )
+            described = (_cell(row, name) for name in ("label", "title", "split"))
+            group = None if config.group is None else group_cell(row.get(config.group), config.group, table, number)
+            entries.append(Entry(readable_name(files[-1]), *described, group=group))
     if not files:
         raise UserError(f"{path} has no rows", expected="a line for every picture below the header")
     return Listing(readable_name(path), entries, pictures_in(files), problems)

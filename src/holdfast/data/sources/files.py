@@ -47,6 +47,33 @@ def split_in_name(file: Path) -> str | None:
     return None
 
 
+def group_cell(value: object, column: str, table: Path, row: int) -> str:
+    """The group that a table names for a picture; a picture without one is refused."""
+    number = int(value) if isinstance(value, float) and value.is_integer() else value  # as pandas writes whole numbers
+    name = "" if value is None else str(number).strip()
+    if name.lower() in ("", "nan"):
+        raise UserError(
+            f"{table} row {row} names no group",
+            expected=f"a value in the column {column!r}, as `group` of the source says",
+            do="fill the column in every row, or leave `group` out where examples are independent",
+        )
+    return name
+
+
+def group_in_path(rule: str, locator: str) -> str:
+    """The group that a picture's path names: the first parenthesis of the rule, or all that it matches."""
+    found = re.search(rule, locator)
+    name = "" if found is None else (found.group(1) if found.re.groups else found.group()) or ""
+    if not name:
+        raise UserError(
+            f"the path {locator} names no group",
+            expected=f"a path in which the rule {rule!r} finds one",
+            do=r"change `group` of the source: a regular expression such as '([^/]+)_frame\d+', or '/([^/]+)/[^/]+$' "
+            "for the folder that the picture lies in",
+        )
+    return name
+
+
 def pictures_in(files: Sequence[Path]) -> BytesReader:
     """A reader of picture files, each by its position."""
     return BytesReader(lambda index: read_picture(files[index]))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, readable_name
 from holdfast.data.containers import CAPTIONS, LABELS, RowGroups, parse_json, printable
-from holdfast.data.sources.files import container_files, split_in_name
+from holdfast.data.sources.files import container_files, group_cell, split_in_name
 from holdfast.errors import UserError
 
 
@@ -24,15 +24,17 @@ def list_parquet(config: SourceConfig, path: Path) -> Listing:
     found = container_files(path, ".parquet", problems)
     groups = RowGroups([file for file, _ in found], [root for _, root in found])
     for number, (file, _) in enumerate(found):
-        columns, count = groups.describe(number), groups.rows(number)
+        columns, count = groups.describe(number, (config.group,) if config.group else ()), groups.rows(number)
         names = _class_names(groups.schema(number), file, problems)
         labels = [_label(value, names, file) for value in _column(columns, LABELS, count)]
         captions = [_captions(value, file) for value in _column(columns, CAPTIONS, count)]
         splits = [_split(value, file) for value in _column(columns, ("split",), count)]
+        members = _column(columns, (config.group or "",), count)
         for row in range(count):
             split = splits[row] or split_in_name(file)
+            group = None if config.group is None else group_cell(members[row], config.group, file, row)
             for caption in captions[row]:
-                entries.append(Entry(f"{readable_name(file)}#{row}", labels[row], caption, split))
+                entries.append(Entry(f"{readable_name(file)}#{row}", labels[row], caption, split, group=group))
                 rows.append((number, row))
     if not entries:
         raise UserError(f"{path} has no rows")
