@@ -124,6 +124,9 @@ def judged(result: Mapping[str, Any], target: str, folder: Path) -> dict[str, An
         "dev": {name: [item["dev"]["target_gain"], item["dev"]["dev_safety"], item["chance"]]
                 for name, item in by_name.items()},
     }  # fmt: skip
+    reported = result["certificate"] or {}
+    rows = [*reported.get("tasks", ()), *([reported["target"]] if reported.get("target") else [])]
+    line["sealed"] = [[row[key] for key in ("task", "n", "gained", "lost", "margin", "p_value")] for row in rows]
     old = folder / "base" / "model"
     if result["chosen"] and old.exists():
         before, after = (
@@ -168,7 +171,7 @@ def run(walks: Sequence[Walk], jobs: int, keep: Path | None) -> list[dict[str, A
             folder = (keep or Path(scratch)) / name.replace("/", "_")
             folder.mkdir(parents=True)
             line = walked(walk, folder)
-            print(json.dumps({key: value for key, value in line.items() if key not in ("dev", "flips")}), flush=True)
+            print(json.dumps({key: value for key, value in line.items() if key not in ("dev", "flips", "sealed")}), flush=True)
             return line
 
         return list(pool.map(done, walks))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.artifacts import fingerprint_file, fingerprint_json
-from holdfast.certify.certificate import Settings, full_report, run_test, write_certificate
+from holdfast.certify.certificate import Settings, run_test, write_certificate
 from holdfast.certify.claim_file import ClaimFile, Examples, read_examples, settings_under
 from holdfast.certify.claims import Verdict, delta_of
 from holdfast.certify.families import image_keys
@@ -127,13 +127,13 @@ def _query(
             claim=identity,
             tasks=sealed.tasks,
             margins=sealed.settings.margins,
-            images=_known_images(sealed),
+            images=_keys(sealed),
         ) as query:
             result = run_test(paired, replace(sealed.settings, level=query.level), workers=workers)
             query.close(result.verdict is Verdict.CERTIFIED, "new")
     except UndecidedError as error:  # spent by another process since the check
         raise UserError(error.message, expected=error.expected, found=error.found, do=_SPENT) from error
-    full = full_report(paired, sealed.settings, result, complexity=lemma_constant)
+    full = report(result, confidence=sealed.settings.confidence, complexity=lemma_constant)
     return result.verdict is Verdict.CERTIFIED, query.number, full
 
 
@@ -149,16 +149,16 @@ def _check_unspent(sealed: SealedClaim, ledger: Ledger, identity: str) -> None:
             found=f"{standing.queries} queries and {standing.passes} passes in {ledger.path(sealed.fingerprint)}",
             do=_SPENT,
         )
-    images = _known_images(sealed)
-    admitted = ledger.check(sealed.fingerprint, sealed.budget, run=identity, resumed=True, images=images)
-    if admitted.left_out:
+    found = ledger.check(sealed.fingerprint, sealed.budget, run=identity, resumed=True, images=_keys(sealed))
+    if found.left_out:
         raise UserError(
-            f"{len(admitted.left_out)} of these {len(images)} examples were queried before, in another set",
-            expected="examples that no other query of this ledger was about: the ledger charges examples, not sets",
-            do="leave them out of both tables, or take new ones",
+            f"{len(found.left_out)} of these {len(sealed.ids)} examples were queried before, in another set",
+            expected="examples that no other query was about; the ledger charges each one, whatever set it is in",
+            found=", ".join(f"{count} {reason}" for reason, count in found.counts().items()),
+            do="leave them out of both files; no query was spent",
         )
 
 
-def _known_images(sealed: SealedClaim) -> dict[str, tuple[str, ...]]:
-    """What the ledger knows each example by."""
+def _keys(sealed: SealedClaim) -> dict[str, tuple[str, ...]]:
+    """What the ledger knows the examples by: their ids."""
     return {identity: image_keys(identity) for identity in sealed.ids}

@@ -151,7 +151,7 @@ class Ledger:
         found: list[Family] = []
         for log in self._logs():
             entries = log.entries()
-            if entries or log.unreadable():
+            if entries or log.unreadable() or log.anchored:
                 standing = _standing(log)
                 found.append(family_of(_name(log), entries, standing.retired, standing.passes))
         return found

@@ -257,7 +257,7 @@ class _Sizes:
 
 
 # Enough for folders of 30 to 1000 images a class at 64 to 128 pixels.
-_TUNE_SIZES = {"tiny": _Sizes(200, 64, 8, 24, "1e-3", 200), "parts": _Sizes(20, 64, 6, 16, "3e-4", 20)}
+_TUNE_SIZES = {"tiny": _Sizes(400, 64, 8, 24, "1e-3", 200), "parts": _Sizes(20, 64, 6, 16, "3e-4", 20)}
 _ROUND_SIZES = {"tiny": _Sizes(120, 48, 6, 24, "3e-4", 40), "parts": _Sizes(30, 24, 3, 16, "1e-4", 10)}
 _ROUND_OF_A_MODEL = _Sizes(400, 128, 10, 64, "1e-5", 100, "a GPU; for two CPU cores take a tenth of steps and batch")
 _SPEED = 'speed = "plain"   # on a GPU compiling would take longer than these few steps\n'
