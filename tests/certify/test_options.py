@@ -71,7 +71,13 @@ PLAN: dict[str, tuple[str, ...]] = {
 def with_units(table: list[dict[str, str]]) -> list[dict[str, str]]:
     """The rows with groups of three, weights and scores."""
     return [
-        {**row, "video": f"v{index // 3}", "w": str(1 + index % 2), "old_score": "0.5", "new_score": f"0.{4 + index % 3}"}
+        {
+            **row,
+            "video": f"v{index // 3}",
+            "w": str(1 + index % 2),
+            "old_score": "0.5",
+            "new_score": f"0.{4 + index % 3}",
+        }
         for index, row in enumerate(table)
     ]
 

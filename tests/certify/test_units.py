@@ -372,3 +372,14 @@ def test_too_few_groups_are_refused_before_a_query(tried) -> None:
     plan = sealed_claim(examples, target="snow", margin=0.02, largest_groups={"clear": 50, "snow": 50})
     with pytest.raises(UndecidedError, match="too few sealed groups"):
         check_possible(plan)
+
+
+def test_predictions_with_groups_are_charged_and_tested_by_groups(tmp_path: Path, shell: Shell) -> None:
+    table, out = write(tmp_path / "table.csv", rows(200, 5)), tmp_path / "certificate.json"
+    options = ["--group", "video", "--margin", "0.02", "--ledger", tmp_path / "ledger", "--query-budget", 1]
+    assert shell("certify", "--predictions", table, *options, "--out", out, "--json") == 0
+    assert json.loads(shell.out)["unit"] == "group"
+    assert read_certificate(out)["settings"]["layout"]["group"] == "video"
+    assert shell("verify", out, "--ledger", tmp_path / "ledger") == 0
+    few = write(tmp_path / "few.csv", rows(40, 25))
+    assert shell("certify", "--predictions", few, *options) == 4

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.artifacts import fingerprint_file, fingerprint_json
-from holdfast.certify.certificate import Settings, run_test, write_certificate
+from holdfast.certify.certificate import Settings, full_report, run_test, write_certificate
 from holdfast.certify.claim_file import ClaimFile, Examples, read_examples, settings_under
 from holdfast.certify.claims import Verdict, delta_of
 from holdfast.certify.families import image_keys
@@ -133,7 +133,7 @@ def _query(
             query.close(result.verdict is Verdict.CERTIFIED, "new")
     except UndecidedError as error:  # spent by another process since the check
         raise UserError(error.message, expected=error.expected, found=error.found, do=_SPENT) from error
-    full = report(result, confidence=sealed.settings.confidence, complexity=lemma_constant)
+    full = full_report(paired, sealed.settings, result, complexity=lemma_constant)
     return result.verdict is Verdict.CERTIFIED, query.number, full
 
 

@@ -520,6 +520,10 @@ def ledger_record(ledger: Ledger, fingerprint: str, number: int, folder: Path) -
     return record
 
 
+# Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
+_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
+
+
 def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
     """The ledger up to a query, without times and hashes: a run that was resumed has the certificate of a whole one."""
     return [
