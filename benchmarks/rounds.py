@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def holdfast(folder: Path, *words: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "HOLDFAST_LEDGER": str(folder / "ledger")},  # each walk stands for another user
     )
     with (folder / "log.txt").open("a") as log:
         log.write(f"$ holdfast {' '.join(words)}\n{done.stdout}{done.stderr}\n")
@@ -171,7 +173,8 @@ def run(walks: Sequence[Walk], jobs: int, keep: Path | None) -> list[dict[str, A
             folder = (keep or Path(scratch)) / name.replace("/", "_")
             folder.mkdir(parents=True)
             line = walked(walk, folder)
-            print(json.dumps({key: value for key, value in line.items() if key not in ("dev", "flips", "sealed")}), flush=True)
+            short = {key: value for key, value in line.items() if key not in ("dev", "flips", "sealed")}
+            print(json.dumps(short), flush=True)
             return line
 
         return list(pool.map(done, walks))

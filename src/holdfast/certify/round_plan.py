@@ -19,7 +19,7 @@ from holdfast.certify.forecast import (
     Stock,
     forecast_claim,
 )
-from holdfast.certify.sealed import ClaimedSettings, claim_of
+from holdfast.certify.sealed import ClaimedSettings, SealedClaim, check_unspent, claim_of, ledger_of
 from holdfast.config import DataConfig, RolesConfig, parse, read_toml, upgraded
 from holdfast.data.assemble import Survey, survey
 from holdfast.data.sources.files import split_role
@@ -40,12 +40,16 @@ def plan_round(
     data = parse(DataConfig, values.get("data") or {}, f"{path} [data]")
     surveyed = survey(data, claimed.task, root=path.parent)
     claim = claim_of(claimed, surveyed.sealed_units, margin=margin, single=single, confidence=confidence)
+    if surveyed.sealed and not surveyed.grouped:
+        claim = check_unspent(claim, ledger_of(claimed.certify, path.parent))
     return forecast_claim(claim, expected=expected, stock=stock_of(surveyed), goal=goal)
 
 
-def forecast_survey(claimed: ClaimedSettings, surveyed: Survey) -> Forecast:
-    """The forecast of a round whose sources were surveyed already."""
-    return forecast_claim(claim_of(claimed, surveyed.sealed_units), stock=stock_of(surveyed))
+def forecast_survey(claimed: ClaimedSettings, surveyed: Survey, unspent: SealedClaim | None = None) -> Forecast:
+    """The forecast of a round whose sources were surveyed; ``unspent`` is what the ledger leaves of its claim."""
+    if unspent is None or surveyed.grouped:
+        unspent = claim_of(claimed, surveyed.sealed_units)
+    return forecast_claim(unspent, stock=stock_of(surveyed))
 
 
 def stock_of(surveyed: Survey) -> Stock | None:

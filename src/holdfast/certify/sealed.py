@@ -70,6 +70,14 @@ class SealedClaim:
         return {item.id: item.group or item.id for item in self.examples}
 
     @property
+    def units(self) -> dict[str, int]:
+        """What the test counts, by task: images, or groups of them."""
+        if not self.groups:
+            return self.images
+        found = Counter(label for label, _ in {(item.label, self.groups[item.id]) for item in self.examples})
+        return {task: found[task] for task in self.images}
+
+    @property
     def tasks(self) -> list[str]:
         """Protected tasks."""
         return sorted(self.settings.margins)
@@ -160,6 +168,11 @@ def restricted(plan: SealedClaim, admitted: Admitted) -> SealedClaim:
 
 def _reasons(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+
+
+def ledger_of(certify: CertifyConfig, root: Path) -> Ledger:
+    """The ledger that a round's queries are in; a relative path is relative to the round's file."""
+    return Ledger(root / certify.ledger if certify.ledger is not None else default_ledger())
 
 
 def check_unspent(plan: SealedClaim, ledger: Ledger, *, run: str = "", resumed: bool = False) -> SealedClaim:

@@ -231,6 +231,7 @@ def _certify_section(plan: ChosenPlan) -> str:
     why = _comment([*plan.reasons.get("margin", ()), *chance])
     head = f"""[certify]   # the claim: no protected class loses more accuracy than its margin
 confidence = {plan.confidence:g}
+ledger = "ledger"   # this folder records every query of sealed images: keep it with your data
 """
     if not plan.target_gain:
         head += f"{_comment(plan.reasons.get('gain', ()))}target_gain = false\n"

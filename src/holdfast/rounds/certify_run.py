@@ -20,6 +20,7 @@ from holdfast.certify.sealed import (
     certify_candidates,
     check_possible,
     check_unspent,
+    ledger_of,
     read_sealed_claim,
     write_run_certificate,
 )
@@ -29,7 +30,7 @@ from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
-from holdfast.rounds.decide import FIRST, OLD, known_to, ledger_of
+from holdfast.rounds.decide import FIRST, OLD, known_to
 from holdfast.rounds.develop import resume_config
 from holdfast.rounds.outcome import nothing_certified
 from holdfast.rounds.prepare import PreparedRound, prepare_round

@@ -14,7 +14,7 @@ from holdfast.artifacts import RunFolder, read_json
 from holdfast.candidates.chance import SealedTest
 from holdfast.candidates.select import Candidate, best_candidate, choose_on_dev, rank_for_testing, with_chances
 from holdfast.certify.forecast import Forecast
-from holdfast.certify.ledger import Ledger, default_ledger
+from holdfast.certify.ledger import Ledger
 from holdfast.certify.round_plan import forecast_survey
 from holdfast.certify.sealed import (
     Candidates,
@@ -26,6 +26,7 @@ from holdfast.certify.sealed import (
     check_possible,
     check_unspent,
     claim_of,
+    ledger_of,
     read_sealed_claim,
     write_run_certificate,
 )
@@ -65,18 +66,17 @@ class Decision:
         }
 
 
-def ledger_of(certify: CertifyConfig, root: Path) -> Ledger:
-    """The ledger that a round's queries are in; a relative path is relative to the round's file."""
-    return Ledger(root / certify.ledger if certify.ledger is not None else default_ledger())
-
-
 def check_budget(
     config: RoundConfig, root: Path, sealed: Sequence[tuple[str, str, str]], run: str, resumed: bool
-) -> None:
-    """Ask the ledger before anything is trained whether the sealed examples (id, class, picture) may be queried."""
-    if sealed and config.certify.test_sealed:
-        plan = claim_of(ClaimedSettings(config.certify, config.candidates, config.task), sealed)
-        check_unspent(plan, ledger_of(config.certify, root), run=run, resumed=resumed)
+) -> SealedClaim | None:
+    """Ask the ledger before anything is trained which sealed examples (id, class, picture) may be queried.
+
+    None where no image is sealed, or none is tested.
+    """
+    if not sealed or not config.certify.test_sealed:
+        return None
+    plan = claim_of(ClaimedSettings(config.certify, config.candidates, config.task), sealed)
+    return check_unspent(plan, ledger_of(config.certify, root), run=run, resumed=resumed)
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,13 @@ class PlanCheck:
     show: Callable[[Forecast], None] | None = None
     show_refit: Callable[[Candidate], None] | None = None  # the best candidate that needs no training
 
-    def __call__(self, config: RoundConfig, surveyed: Survey) -> None:
-        """Look at the plan of a round that will end with a test on sealed images."""
+    def __call__(self, config: RoundConfig, surveyed: Survey, unspent: SealedClaim | None) -> None:
+        """Make the forecast of a round that will end with a test on sealed images."""
         asked = self.require_chance > 0.0 or self.show is not None
         if not asked or not surveyed.sealed or not config.certify.test_sealed:
             return
-        found = forecast_survey(ClaimedSettings(config.certify, config.candidates, config.task), surveyed)
+        claimed = ClaimedSettings(config.certify, config.candidates, config.task)
+        found = forecast_survey(claimed, surveyed, unspent)
         if self.show is not None:
             self.show(found)
         if found.chance < self.require_chance:
@@ -122,24 +123,30 @@ def tests_sealed(config: CertifyConfig, folder: RunFolder) -> bool:
     return config.test_sealed and read_json(folder.state)["counts"]["sealed"] > 0
 
 
-def scored(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
+def scored(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate], ledger: Ledger) -> list[Candidate]:
     """The candidates with the chance of each: to pass on the sealed images or, without these, to keep every class."""
-    return with_chances(candidates, sealed_test(config, folder, candidates))
+    return with_chances(candidates, sealed_test(config, folder, candidates, ledger))
 
 
-def sealed_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> SealedTest:
-    """What the round's candidates are to pass."""
+def sealed_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate], ledger: Ledger) -> SealedTest:
+    """What the round's candidates are to pass, on those sealed images that the ledger leaves."""
     if tests_sealed(config.certify, folder):
-        return test_of(read_sealed_claim(folder))
-    protected = [name for name in candidates[0].dev.tasks if name != candidates[0].dev.target]
-    return SealedTest({}, margins_of(config.certify, protected), 1.0 - config.certify.confidence)
+        run = str(read_json(folder.state)["fingerprint"])
+        return test_of(check_unspent(read_sealed_claim(folder), ledger, run=run, resumed=True))
+    return SealedTest({}, claimed_margins(config, folder, candidates), 1.0 - config.certify.confidence)
+
+
+def claimed_margins(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """The margin of every protected class."""
+    if tests_sealed(config.certify, folder):
+        return dict(read_sealed_claim(folder).settings.margins)
+    return margins_of(config.certify, [name for name in candidates[0].dev.tasks if name != candidates[0].dev.target])
 
 
 def test_of(claim: SealedClaim) -> SealedTest:
     """The test that a claim about sealed images makes of a candidate."""
-    target = claim.settings.target
-    images = None if target is None else claim.images[target]
-    return SealedTest(claim.images, claim.settings.margins, claim.budget.level, images)
+    target, units = claim.settings.target, claim.units
+    return SealedTest(units, claim.settings.margins, claim.budget.level, None if target is None else units[target])
 
 
 def margins_of(config: CertifyConfig, protected: Sequence[str]) -> dict[str, float]:
@@ -153,7 +160,7 @@ def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
 
     From dev data alone, and fixed before the sealed images are opened. ``candidates`` are :func:`scored`.
     """
-    margins = sealed_test(config, folder, candidates).margins
+    margins = claimed_margins(config, folder, candidates)
     if tests_sealed(config.certify, folder):
         chosen = config.candidates
         return rank_for_testing(
@@ -170,7 +177,7 @@ def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
 def not_queried(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> Decision:
     """The end of a round with no candidate that is worth a query of its sealed set."""
     claims_gain = config.certify.target_gain
-    best = best_candidate(candidates, sealed_test(config, folder, candidates).margins, must_gain=claims_gain)
+    best = best_candidate(candidates, claimed_margins(config, folder, candidates), must_gain=claims_gain)
     if claims_gain and best.dev.target_gain <= 0:
         grounds = "no candidate gained on the target"
     else:

@@ -74,8 +74,8 @@ def _run(
     def check(surveyed: Survey) -> None:
         if runtime.is_main:
             run = str(read_json(folder.state).get("fingerprint", "")) if resume else ""
-            check_budget(config, root, surveyed.sealed, run, resume)
-            plan(config, surveyed)
+            unspent = check_budget(config, root, surveyed.sealed, run, resume)
+            plan(config, surveyed, unspent)
 
     command = resume_command(folder)
     round_ = Round(config, root, folder, runtime, begun=resume, check=check, resume=command)

@@ -44,7 +44,8 @@ from holdfast.candidates.select import (
     frontier,
     gain_by_margin,
 )
-from holdfast.certify.sealed import SealedClaim, check_readable, read_sealed_claim
+from holdfast.certify.ledger import Ledger
+from holdfast.certify.sealed import SealedClaim, check_readable, ledger_of, read_sealed_claim
 from holdfast.config import RoundConfig
 from holdfast.data.assemble import Survey
 from holdfast.data.round import LabelledSet, RoundData
@@ -60,7 +61,6 @@ from holdfast.rounds.decide import (
     Decision,
     decide,
     known_to,
-    ledger_of,
     not_queried,
     scored,
     tests_sealed,
@@ -271,7 +271,8 @@ class Round:
         if 0.0 not in self.config.lambdas:
             return []
         stage("refitting the target")
-        made = scored(self.config, self.folder, self._at(checkpoint_name(0), 0.0, self._refitted()))
+        made = self._at(checkpoint_name(0), 0.0, self._refitted())
+        made = scored(self.config, self.folder, made, self._ledger())
         return sorted(made, key=lambda candidate: (-candidate.expected_gain, candidate.name))
 
     def _at(self, step: str, lam: float, models: CandidateModels) -> list[Candidate]:
@@ -349,7 +350,7 @@ class Round:
                 return predict_reference(self._first(), sealed, self.config.evaluate.batch, self.runtime)
             return self.predict_old(sealed)
 
-        ledger = ledger_of(certify, self.root)
+        ledger = self._ledger()
         known = known_to(None if certify.first is None else self.root / certify.first)
         return decide(certify, self.folder, tested, models, sealed_predictions, self.runtime, ledger, known)
 
@@ -362,7 +363,7 @@ class Round:
         """The candidates that are tested, and the fingerprints of their models; made once and kept on disk."""
         if not self.folder.settled.exists() or not self._all_kept():
             candidates = self.candidates() if candidates is None else list(candidates)
-            candidates = scored(self.config, self.folder, candidates)
+            candidates = scored(self.config, self.folder, candidates, self._ledger())
             tested = to_test(self.config, self.folder, candidates)
             made = {candidate.name: self.model(candidate) for candidate in tested}
             if self.runtime.is_main:
@@ -374,6 +375,9 @@ class Round:
         models = read_json(self.folder.settled)["tested"]
         by_name = {candidate.name: candidate for candidate in self.settled()}
         return [by_name[name] for name in models], models
+
+    def _ledger(self) -> Ledger:
+        return ledger_of(self.config.certify, self.root)
 
     def _all_kept(self) -> bool:
         """Whether the models that are tested are still on disk."""
