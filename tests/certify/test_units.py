@@ -381,5 +381,5 @@ def test_predictions_with_groups_are_charged_and_tested_by_groups(tmp_path: Path
     assert json.loads(shell.out)["unit"] == "group"
     assert read_certificate(out)["settings"]["layout"]["group"] == "video"
     assert shell("verify", out, "--ledger", tmp_path / "ledger") == 0
-    few = write(tmp_path / "few.csv", rows(40, 25))
+    few = write(tmp_path / "few.csv", rows(40, 25, task="other"))
     assert shell("certify", "--predictions", few, *options) == 4
