@@ -7,7 +7,7 @@ looks best on a few dozen images looks better than it is, and a class without a 
 one among 100 sealed ones. It has two levels:
 
     candidate   rates over all protected classes together: their dev counts and ``CANDIDATE_WEIGHT`` images at the rates
-                that rounds have shown before, which grow with lambda
+                that rounds have shown before, which grow with lambda and fall with the target bias
                 (:class:`~holdfast.certify.forecast.ExpectedFlips`)
     class       its own dev counts and ``CLASS_WEIGHT`` images at the candidate's rates
 
@@ -30,7 +30,7 @@ from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.forecast import ExpectedFlips, Flips
 from holdfast.evaluate.metrics import Comparison, TaskChange
 
-CANDIDATE_WEIGHT, CLASS_WEIGHT, TARGET_WEIGHT = 100.0, 30.0, 10.0
+CANDIDATE_WEIGHT, CLASS_WEIGHT, TARGET_WEIGHT = 100.0, 40.0, 10.0
 # The critical value of T is found to this precision; far finer than what the rates are known to.
 _CRITICAL = 1e-4
 # Mass of the flips that are left out of a sum.
@@ -73,12 +73,12 @@ class SealedTest:
 
 
 def predicted_chance(
-    dev: Comparison, test: SealedTest, expected: ExpectedFlips | None = None, *, lam: float = 0.0
+    dev: Comparison, test: SealedTest, expected: ExpectedFlips | None = None, *, lam: float = 0.0, bias: float = 0.0
 ) -> float:
-    """The chance that a candidate at lambda with these dev results passes every claim of the test."""
+    """The chance that a candidate at lambda, with a target bias and these dev results, passes every claim."""
     expected = expected or ExpectedFlips()
     chance = 1.0
-    prior = candidate_rates(dev, expected.at(lam))
+    prior = candidate_rates(dev, expected.at(lam, bias))
     for name, margin in test.margins.items():
         rates = Rates.after(_seen(dev.tasks[name]), prior, CLASS_WEIGHT)
         if test.images:

@@ -57,7 +57,7 @@ class Candidate:
 def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Candidate]:
     """The candidates with the chance of each to pass a test."""
     return [
-        replace(candidate, chance=predicted_chance(candidate.dev, test, lam=candidate.lam)) for candidate in candidates
+        replace(candidate, chance=predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias)) for candidate in candidates
     ]
 
 
