@@ -56,9 +56,11 @@ class Candidate:
 
 def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Candidate]:
     """The candidates with the chance of each to pass a test."""
-    return [
-        replace(candidate, chance=predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias)) for candidate in candidates
-    ]
+
+    def chance(candidate: Candidate) -> float:
+        return predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias)
+
+    return [replace(candidate, chance=chance(candidate)) for candidate in candidates]
 
 
 def holds_on_dev(candidate: Candidate, margins: Mapping[str, float], *, must_gain: bool = True) -> bool:

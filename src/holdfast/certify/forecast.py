@@ -53,11 +53,11 @@ class ExpectedFlips:
     """What a forecast assumes about the candidate that is tested.
 
     The defaults come from 66 rounds of the documented path on PACS paintings, cartoons and sketches, 60 to 300 images a
-    class (``benchmarks/rounds.py table --results benchmarks/results/rounds-prior.json``). On images kept aside,
-    candidates with a refitted target alone lost 0.5 % of the protected images and gained 0.1 %. The worst class of a
-    round lost 2.4 % on average; the expected loss lies between the two. The target gained 8 to 67 points, 24 and more in nine of
-    ten rounds. Candidates with trained weights lost more, in proportion to lambda (``moved``); those with a target bias
-    of 1 lost half as much in their worst class as those without.
+    class (``benchmarks/rounds.py table --results benchmarks/results/rounds-prior.json``). There, candidates with a
+    refitted target alone lost 0.5 % of the protected images and gained 0.1 %; the worst class of a round lost 2.4 % on
+    average, and the expected loss lies between the two. The target gained 8 to 67 points, 24 and more in nine of ten
+    rounds. Candidates with trained weights lost more, in proportion to lambda (``moved``); those with a target bias of
+    1 lost half as much in their worst class as those without.
     """
 
     protected: Flips = Flips(gained=0.001, lost=0.012)
