@@ -164,8 +164,9 @@ def certify(
         reported = certify_sequentially(*files, **claimed)
     else:
         fixed = {"margin": margin, "confidence": confidence, "target": target, "tasks": tasks, "pool": pool}
+        own = None if claim == "all" else claim  # what is claimed without a word
         written = read_claim(
-            claim_file, {**fixed, "labels": labels, "query-budget": query_budget, "claim": claim, **layout}
+            claim_file, {**fixed, "labels": labels, "query-budget": query_budget, "claim": own, **layout}
         )
         reported = certify_files(
             files,
