@@ -157,14 +157,20 @@ def differences(kind: Develop, whole: Path, parts: Path) -> list[str]:
     return different
 
 
+def write_head(path: Path) -> None:
+    """The head of a log as its entries are now."""
+    log = ChainedLog(path)
+    head = log.now()
+    write_json(log.head_path, {"entries": head.entries, "fingerprint": head.fingerprint})
+
+
 def tear(ledger: Path) -> None:
     """Cut the last line of the ledger in half, as a crash of a writer that appends would."""
     for path in ledger.glob("*.jsonl"):
         content = path.read_bytes()
         last = content.rstrip(b"\n").rfind(b"\n") + 1
         path.write_bytes(content[: (last + len(content)) // 2])
-        head = ChainedLog(path).now()  # it is written after the entry: that writer did not come to it
-        write_json(ChainedLog(path).head_path, {"entries": head.entries, "fingerprint": head.fingerprint})
+        write_head(path)  # it is written after the entry: that writer did not come to it
 
 
 def trained(kind: Develop, folder: Path) -> Path:
@@ -179,14 +185,16 @@ def trained(kind: Develop, folder: Path) -> Path:
         path.unlink(missing_ok=True)
     for path in (run.model, run.tested, kind.ledger(root)):
         shutil.rmtree(path, ignore_errors=True)
-    for path in run.predictions("x", "y").parent.glob("*@*"):
-        path.unlink()
+    for pattern in ("*@*", "refit*"):
+        for path in run.predictions("x", "y").parent.glob(pattern):
+            path.unlink()
     state = read_json(run.state)
     run.state.write_text(json.dumps({**state, "status": "training"}))
     if isinstance(kind, InProject):
         project = Project.open(root / "project")
         lines = project.lineage.read_bytes().splitlines(keepends=True)
         project.lineage.write_bytes(b"".join(line for line in lines if b'"event":"first"' in line))
+        write_head(project.lineage)
     return root
 
 

@@ -47,7 +47,7 @@ def built(config: Any) -> Make:
 
 
 METHODS: dict[str, Make] = {
-    **{name: built(find(name).settings()) for name in BUILT_IN},
+    **{name: built(find(name).settings()) for name in BUILT_IN if find(name).settings().trains()},
     "published": built(HoldfastConfig(form="published", beta=50.0)),
     "der++": built(DerConfig(beta=1.0)),
     "lwf of the docs": lwf,
