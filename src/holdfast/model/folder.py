@@ -31,10 +31,11 @@ from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads
 from holdfast.model.openclip import build_towers, load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
+from holdfast.model.sources import DESCRIPTION, not_a_model_folder
 from holdfast.model.towers import TwoTowers
 
 FORMAT = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS = "model.safetensors"
 
 
 def is_model_folder(path: str | Path) -> bool:
@@ -108,11 +109,13 @@ def load_model(folder: Path) -> Classifier:
 def read_description(folder: Path) -> dict[str, Any]:
     """``model.json``: classes, prompts, towers, fingerprint, parent, extra. No weights are read."""
     if not is_model_folder(folder):
-        raise UserError(
-            f"{folder} is not a model folder",
+        message = f"{folder} is not a model folder"
+        otherwise = UserError(
+            message,
             expected=f"a folder with {DESCRIPTION} and {WEIGHTS}",
-            do="make one with `holdfast tune` or `holdfast develop`",
+            do="make one with `holdfast tune`, `holdfast develop` or `holdfast import`",
         )
+        raise not_a_model_folder(folder, message, otherwise=otherwise)
     record: dict[str, Any] = read_json(folder / DESCRIPTION)
     if not isinstance(record, dict) or record.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UserError(f"{folder / DESCRIPTION} has a format that this version does not read", expected=str(FORMAT))

@@ -1,7 +1,8 @@
 """The two-tower protocol: what holdfast asks of a model, and nothing more.
 
-OpenCLIP is one adapter (:mod:`holdfast.model.openclip_towers`); a tower put together from other parts is another
-(:mod:`holdfast.model.parts`).
+OpenCLIP is one adapter (:mod:`holdfast.model.openclip_towers`), transformers' CLIP and SigLIP another
+(:mod:`holdfast.model.transformers_towers`), towers put together from other parts a third (:mod:`holdfast.model.parts`).
+An image classifier has no texts (:mod:`holdfast.model.image_towers`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -89,6 +90,8 @@ class TwoTowers(nn.Module, ABC):
     preprocess: Preprocess
     embed_dim: int  # D
     text_width: int  # width of the text backbone's features
+    unit_features: ClassVar[bool] = True  # whether image features are L2-normalised before they are compared
+    has_texts: ClassVar[bool] = True  # False for an image classifier: a linear head stands in for the text tower
     # Names under which features of a tower that is frozen are kept (holdfast.train.feature_cache). Copies carry them
     # too.
     kept_images: str | None = None

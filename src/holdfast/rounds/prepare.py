@@ -55,7 +55,7 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     if config.start is not None:
         folder = root / config.start
         classifier = load_model(folder)
-        return Start(classifier.towers, classifier, images_seen(folder))
+        return Start(classifier.towers, classifier if classifier.classes else None, images_seen(folder))
     weights = config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
@@ -143,11 +143,12 @@ def _choose_trainable(method: Method, config: RoundConfig) -> None:
     if not frozen_image:
         for parameter in towers.image_parameters():
             parameter.requires_grad_(True)
-    if not frozen_text and not method.linear:  # a linear head takes the text tower's place
+    linear = method.linear or model.linear is not None
+    if not frozen_text and not linear:  # a linear head takes the text tower's place
         for parameter in towers.text_parameters():
             parameter.requires_grad_(True)
-    if method.linear:
-        model.use_linear()
+    if linear:
+        model.use_linear().requires_grad_(True)
     elif method.uses_heads and config.model.head_rank > 0:
         model.begin_round(config.model.head_rank, derive_seed(config.seed, "heads"))
 
