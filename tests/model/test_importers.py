@@ -90,7 +90,9 @@ def test_transformers_reads_what_is_exported(tmp_path: Path, kind: str) -> None:
     torch.testing.assert_close(
         features @ matrix.T / record["class_temperature"], model.logits(pixels(32)), rtol=1e-5, atol=2e-5
     )
-    tokens = AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, padding="max_length", max_length=16, truncation=True)
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "out")(
+        TEXTS, padding="max_length", max_length=16, truncation=True
+    )
     assert tokens["input_ids"] == model.towers.tokenize(TEXTS).tolist()
     assert import_model(tmp_path / "out").classifier.towers.spec()["preprocess"] == model.towers.spec()["preprocess"]
 

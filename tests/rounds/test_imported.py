@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from holdfast.artifacts import read_json, read_jsonl
 from holdfast.config import RoundConfig, parse
 from holdfast.errors import UserError
 from holdfast.methods.base import clean_logits
-from holdfast.model.folder import load_model
+from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.prepare import prepare_round
 from holdfast.runtime import started
 from tests.model.foreign import save_timm, save_torchvision, save_transformers
@@ -61,10 +62,8 @@ def test_a_classifier_from_import_to_export(
     assert model.classes == ("zero", "one", "eight")
     trained = [entry for entry in read_jsonl(result.folder.metrics) if entry["step"] > 0]
     assert trained
-    for name in ("old", "new"):
-        folder = {"old": "model", "new": "run"}[name]
-        assert command("evaluate", folder, "digits", "--role", "all", "--out", f"{name}.parquet") == 0
-    assert command("certify", "old.parquet", "new.parquet", "--margin", "0.9", "--tasks", "zero") == 0
+    assert command("evaluate", "run", "digits") == 0
+    assert command("verify", "run") == 0
     assert command("report", "run") == 0
     assert command("diagnose", "run", "--images", "8") == 0
     assert command("export", "run", "out") == 0
@@ -79,16 +78,11 @@ def test_a_classifier_from_import_to_export(
 def test_a_round_begins_with_the_classifier_as_it_is_and_trains_backbone_and_head(root: Path) -> None:
     with started("cpu") as runtime:
         ready = prepare_round(config(root), root, runtime)
-        old, new = (
-            clean_logits(model, ready.assembled.data.constraint) for model in (ready.old, ready.method.model)
-        )
+        old, new = (clean_logits(model, ready.assembled.data.constraint) for model in (ready.old, ready.method.model))
     assert torch.equal(old, new)
     trainable = {name for name, value in ready.method.model.named_parameters() if value.requires_grad}
     assert "linear" in trainable
     assert any(name.startswith("towers.model.blocks") for name in trainable)
-    model = ready.method.model
-    refit_loss = [h for h in model.linear.norm(dim=1)] if model.linear is not None else []
-    assert len(refit_loss) == 3
 
 
 @pytest.mark.parametrize("method", ["finetune", "cross_entropy", "rm", "gem", "der", "co2l", "refit"])
@@ -103,8 +97,7 @@ def test_methods_that_read_captions_say_so(root: Path, method: str) -> None:
         develop(config(root, method), root / "run", root, quiet=True)
 
 
-def test_training_lowers_the_targets_loss_and_the_refit_raises_its_accuracy(root: Path) -> None:
-    """The objective of a linear head is the target's cross-entropy, and its refit moves one row and nothing else."""
+def test_the_refit_moves_the_targets_row_and_nothing_else(root: Path) -> None:
     from holdfast.candidates.refit import refit_target
 
     with started("cpu") as runtime:
@@ -114,7 +107,24 @@ def test_training_lowers_the_targets_loss_and_the_refit_raises_its_accuracy(root
         before, after = clean_logits(old, data.constraint), clean_logits(fitted, data.constraint)
         assert torch.equal(before[:, :2], after[:, :2])
         assert not torch.equal(before[:, 2], after[:, 2])
-        assert float((clean_logits(fitted, data.dev).argmax(1) == 2).float().sum()) > 0
+
+
+def test_the_objective_is_the_targets_cross_entropy(root: Path) -> None:
+    """With a learning rate of next to nothing, what a step logs is the old model's loss on the target's images."""
+    values = config(root, "finetune").model_dump(mode="json", exclude_unset=True)
+    train = {"steps": 1, "batch": 24, "target_share": 0.5, "augment": False, "learning_rate": 1e-12}
+    values["train"] = {**values["train"], **train}
+    small = parse(RoundConfig, values, "ROUND")
+    result = develop(small, root / "run", root, quiet=True)
+    (entry,) = (entry for entry in read_jsonl(result.folder.metrics) if "objective" in entry)
+    with started("cpu") as runtime:
+        ready = prepare_round(small, root, runtime)
+        data, old = ready.assembled.data, ready.old
+        _, images = next(iter(old.preprocess.batches(data.target, old.towers.projection)))
+        with torch.no_grad():
+            expected = torch.nn.functional.cross_entropy(old.logits(images), torch.full((len(images),), 2))
+    assert len(data.target) == 12  # the step saw all of them
+    assert entry["objective"] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_freezing_the_towers_trains_the_head_alone(root: Path) -> None:
@@ -150,15 +160,37 @@ def test_a_round_with_the_towers_of_transformers(
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_a_source_as_start_is_told_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_transformers(tmp_path / "source", "clip")
-    (tmp_path / "ROUND.toml").write_text(
-        '[task]\ntarget = "eight"\n[data]\nsource = { kind = "digits" }\n[model]\nstart = "source"\n'
-    )
-    assert command("develop", str(tmp_path / "ROUND.toml")) == 2
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "a transformers CLIP folder" in shown
-    assert f"holdfast import {tmp_path / 'source'} OUT" in shown
+ROUND_FILE = '[task]\ntarget = "eight"\n[data]\nsource = {{ kind = "digits" }}\n[model]\nstart = "{}"\n'
+
+
+def test_a_round_takes_a_source_as_it_is(tmp_path: Path) -> None:
+    save_timm(tmp_path / "source", DIGITS, img_size=32)
+    direct = develop(config(tmp_path, start="source"), tmp_path / "direct", tmp_path, quiet=True)
+    assert command("import", str(tmp_path / "source"), str(tmp_path / "model")) == 0
+    (tmp_path / "ledger").rename(tmp_path / "first-ledger")
+    through = develop(config(tmp_path), tmp_path / "run", tmp_path, quiet=True)
+    assert (direct.chosen, direct.test) == (through.chosen, through.test)
+    shipped = [load_model(tmp_path / run / "model") for run in ("direct", "run")]
+    assert model_fingerprint(shipped[0]) == model_fingerprint(shipped[1])
+
+
+def test_a_start_that_is_no_model_folder_is_told_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tried: Callable[..., None]
+) -> None:
+    save_torchvision(tmp_path / "net.pth", 3)
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for start, words in (
+        ("net.pth", f"holdfast import {tmp_path / 'net.pth'} OUT --architecture NAME"),
+        ("bert", "a transformers folder of type 'bert', which holdfast does not read"),
+        ("broken", "not readable as JSON"),
+    ):
+        tried("bad inputs")
+        (tmp_path / "ROUND.toml").write_text(ROUND_FILE.format(start))
+        assert command("develop", str(tmp_path / "ROUND.toml")) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,9 @@ def _read_classes(path: Path) -> list[str]:
     try:
         lines = read_regular(path, _MOST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as class names", found=str(error), expected="one name a line") from error
+        raise UserError(
+            f"{path} cannot be read as class names", found=str(error), expected="one name a line"
+        ) from error
     names = [line.strip() for line in lines if line.strip()]
     if len(names) < 2:
         raise UserError(f"{path} names fewer than two classes", expected="one name a line")

