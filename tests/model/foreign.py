@@ -54,7 +54,7 @@ def save_transformers(folder: Path, kind: str, *, seed: int = 0, dtype: torch.dt
     torch.manual_seed(seed)
     if kind == "clip":
         model = transformers.CLIPModel(transformers.CLIPConfig(**sections, projection_dim=24))
-        view = {**VIEW, "do_center_crop": True, "size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+        view = {**VIEW, "do_center_crop": True, "size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
     else:
         sections["text_config"]["projection_size"] = 32
         model = transformers.SiglipModel(transformers.SiglipConfig(**sections))

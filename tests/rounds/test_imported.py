@@ -205,5 +205,4 @@ def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command(*words, "--classes", str(tmp_path / "classes.txt")) == 0
     shown = capsys.readouterr().out
     assert "3 classes" in shown
-    assert "note: the source resizes" in shown
     assert json.loads((tmp_path / "model" / "model.json").read_text())["linear"] is True

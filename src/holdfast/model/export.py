@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast.artifacts import write_json
+from holdfast.data.images import SQUASH
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import export_openclip, model_fingerprint, new_folder
 from holdfast.model.image_towers import ImageTowers
-from holdfast.model.transformers_towers import TransformersTowers
+from holdfast.model.transformers_towers import TransformersTowers, quiet
 
 
 def export_model(classifier: Classifier, folder: Path) -> None:
@@ -34,7 +35,8 @@ def _export_transformers(classifier: Classifier, towers: TransformersTowers, fol
     with torch.no_grad():
         matrix = classifier.class_matrix().detach().cpu().contiguous()
     with new_folder(folder) as temporary:
-        towers.source_model().save_pretrained(temporary)
+        with quiet():
+            towers.source_model().save_pretrained(temporary)
         for name, content in towers.assets().items():
             (temporary / name).write_bytes(content)
         save_file({"classifier": matrix}, temporary / "classifier.safetensors")
@@ -72,6 +74,7 @@ def _export_image(classifier: Classifier, towers: ImageTowers, folder: Path) -> 
 
 def _timm_config(towers: ImageTowers, classes: list[str]) -> dict[str, Any]:
     view = towers.preprocess
+    word, _, framing = view.interpolation.partition(":")
     return {
         "architecture": towers.architecture,
         "num_classes": len(classes),
@@ -81,8 +84,9 @@ def _timm_config(towers: ImageTowers, classes: list[str]) -> dict[str, Any]:
             "input_size": [3, view.size, view.size],
             "mean": list(view.mean),
             "std": list(view.std),
-            "interpolation": view.interpolation,
-            "crop_pct": 1.0,
+            "interpolation": word,
+            "crop_pct": view.size / int(framing) if framing.isdigit() else 1.0,
+            "crop_mode": SQUASH if framing == SQUASH else "center",
             "num_classes": len(classes),
         },
     }

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from holdfast.artifacts import fingerprint_bytes, fingerprint_json, image_key, read_json, read_regular, write_json
+from holdfast.data.images import SQUASH
 from holdfast.data.round import Role
 from holdfast.data.seen import Seen, Use, read_seen
 from holdfast.errors import FaultError, UserError
@@ -182,7 +183,9 @@ def export_openclip(classifier: Classifier, folder: Path) -> None:
     with torch.no_grad():
         matrix = classifier.class_matrix().detach().cpu().contiguous()
     view = towers.preprocess
-    preprocess = {**view.to_json(), "mode": "RGB", "resize_mode": "shortest", "fill_color": 0}
+    word, _, framing = view.interpolation.partition(":")
+    mode = SQUASH if framing == SQUASH else "shortest"
+    preprocess = {**view.to_json(), "interpolation": word, "mode": "RGB", "resize_mode": mode, "fill_color": 0}
     with new_folder(folder) as temporary:
         save_file(_independent(towers.open_clip_state()), temporary / "open_clip_model.safetensors")
         save_file({"classifier": matrix}, temporary / "classifier.safetensors")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,5 +134,5 @@ def find_head(model: nn.Module, classes: int) -> tuple[str, nn.Linear]:
 def head_rows(head: nn.Linear) -> Tensor:
     """A linear layer as rows [W_c, b_c] over E1: [K, D]."""
     weight = head.weight.detach().float()
-    bias: Tensor | None = head.bias
+    bias = cast("Tensor | None", head.bias)
     return weight.clone() if bias is None else torch.cat([weight, bias.detach().float()[:, None]], dim=1)

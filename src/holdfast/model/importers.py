@@ -6,6 +6,7 @@ Every importer compares what it made with the source's own output on random pixe
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
@@ -19,14 +20,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from holdfast.artifacts import read_json, read_regular
-from holdfast.data.images import INTERPOLATIONS
+from holdfast.data.images import INTERPOLATIONS, SQUASH
 from holdfast.errors import HoldfastError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.image_towers import LIBRARIES, ImageTowers, create_model, find_head, head_rows
 from holdfast.model.openclip import load_folder, load_towers
 from holdfast.model.sources import CONFIG, ModelSource, SourceKind, identify
 from holdfast.model.towers import Preprocess, TwoTowers
-from holdfast.model.transformers_towers import PREPROCESSOR, TOKENIZER_FILES, TransformersTowers
+from holdfast.model.transformers_towers import PREPROCESSOR, TOKENIZER_FILES, TransformersTowers, quiet
 
 CLASS_TEMPERATURE = 0.05  # tau_0 of two towers, as for OpenCLIP's; the head of an image classifier brings its own scale
 _TOLERANCE = 1e-5  # relative to the largest output, or absolute where that is below 1
@@ -55,8 +56,8 @@ def import_model(
 ) -> ImportedModel:
     """A classifier with the weights and outputs of another library's model.
 
-    ``architecture`` is what a checkpoint file is of: an OpenCLIP name, ``timm:NAME`` or ``torchvision:NAME``. Two towers
-    need no ``classes``: a round brings its own. Those of an image classifier are in the order of its outputs.
+    ``architecture`` is what a checkpoint file is of: an OpenCLIP name, ``timm:NAME`` or ``torchvision:NAME``. Two
+    towers need no ``classes``: a round brings its own. Those of an image classifier are in the order of its outputs.
     """
     source = identify(path)
     if source is None or not source.can_import:
@@ -101,11 +102,12 @@ def _transformers_folder(folder: Path) -> tuple[TwoTowers, tuple[str, ...]]:
     import transformers
 
     config = _without_dtype(read_json(folder / CONFIG))
-    kind = transformers.CLIPModel if config["model_type"] == "clip" else transformers.SiglipModel
+    kind: Any = transformers.CLIPModel if config["model_type"] == "clip" else transformers.SiglipModel
     try:
-        model, info = kind.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
-        )
+        with quiet():
+            model, info = kind.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+            )
     except Exception as error:  # the library raises what it likes for a file that is missing, cut short or another's
         raise _unreadable(folder, error) from error
     missing = sorted({str(name) for key in ("missing_keys", "mismatched_keys") for name in info.get(key, ())})
@@ -147,25 +149,26 @@ def _without_dtype(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transformers_view(record: dict[str, Any], size: int) -> tuple[Preprocess, tuple[str, ...]]:
-    resample = record.get("resample", 3)
+    word = _PILLOW.get(record.get("resample", 3), "bicubic")
+    edge = record.get("size")
+    edge = edge.get("shortest_edge") if isinstance(edge, dict) else edge  # pyright: ignore[reportUnknownVariableType]
+    squash = bool(record) and not record.get("do_center_crop", False)
     view = Preprocess.from_json(
         {
             "size": size,
             "mean": record.get("image_mean") or [0.48145466, 0.4578275, 0.40821073],
             "std": record.get("image_std") or [0.26862954, 0.26130258, 0.27577711],
-            "interpolation": _PILLOW.get(resample, "bicubic"),
+            "interpolation": f"{word}:{SQUASH}" if squash else _framed(word, edge, size),
         }
     )
     if not record:
         return view, (f"there is no {PREPROCESSOR}: pictures are normalised as OpenAI's CLIP expects them",)
-    if not record.get("do_center_crop", False):
-        return view, (
-            "the source squeezes a picture into a square; holdfast resizes its shorter side and crops the centre, so "
-            "features of pictures that are not square differ",
-        )
-    edge = record.get("size")
-    edge = edge.get("shortest_edge") if isinstance(edge, dict) else edge  # pyright: ignore[reportUnknownVariableType]
-    return view, _crop_note(edge, size)
+    return view, ()
+
+
+def _framed(word: str, edge: Any, size: int) -> str:
+    """An interpolation whose crop is taken out of a picture with this shorter side."""
+    return f"{word}:{edge}" if isinstance(edge, int) and edge > size else word
 
 
 # -- timm and torchvision ---------------------------------------------------------------------------------------------
@@ -287,7 +290,7 @@ def _torchvision_view(architecture: str) -> dict[str, Any]:
         "mean": view.mean,
         "std": view.std,
         "interpolation": view.interpolation.value,
-        "crop_pct": size / edge,
+        "resize_edge": edge,
         "categories": entry.meta.get("categories"),
     }
 
@@ -295,26 +298,21 @@ def _torchvision_view(architecture: str) -> dict[str, Any]:
 def _classifier_view(record: dict[str, Any], arguments: dict[str, Any]) -> tuple[Preprocess, tuple[str, ...]]:
     size = arguments.get("img_size") or tuple(record.get("input_size") or (3, 224, 224))[-1]
     size = size[-1] if isinstance(size, list | tuple) else size  # pyright: ignore[reportUnknownVariableType]
-    interpolation = str(record.get("interpolation"))
+    word = str(record.get("interpolation"))
+    word = word if word in INTERPOLATIONS else "bilinear"
+    share, mode = float(record.get("crop_pct") or 1.0), record.get("crop_mode")
+    edge = record.get("resize_edge") or math.floor(size / share)
     view = Preprocess.from_json(
         {
             "size": size,
             "mean": record.get("mean") or _IMAGENET_MEAN,
             "std": record.get("std") or _IMAGENET_STD,
-            "interpolation": interpolation if interpolation in INTERPOLATIONS else "bilinear",
+            "interpolation": f"{word}:{SQUASH}" if mode == SQUASH and edge == size else _framed(word, edge, size),
         }
     )
-    share = record.get("crop_pct") or 1.0
-    return view, _crop_note(round(view.size / float(share)), view.size)
-
-
-def _crop_note(edge: Any, size: int) -> tuple[str, ...]:
-    if not isinstance(edge, int) or edge == size:
-        return ()
-    return (
-        f"the source resizes a picture's shorter side to {edge} and crops the inner {size}; holdfast resizes it to {size}, "
-        "and sees a little more of it",
-    )
+    if mode in (None, "center") or (mode == SQUASH and edge == size):
+        return view, ()
+    return view, (f"the source frames pictures by {mode!r}, which holdfast does not know: it crops the centre",)
 
 
 # -- weights and comparison -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from holdfast.artifacts import read_json
+from holdfast.data.images import SQUASH
 from holdfast.errors import HoldfastError, UserError, nearest
 from holdfast.model.image_towers import ImageTowers
 from holdfast.model.openclip_towers import OpenClipTowers, create_model
@@ -200,7 +201,8 @@ def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
             "size": int(height),
             "mean": overrides.get("mean") or open_clip.OPENAI_DATASET_MEAN,
             "std": overrides.get("std") or open_clip.OPENAI_DATASET_STD,
-            "interpolation": overrides.get("interpolation") or "bicubic",
+            "interpolation": (overrides.get("interpolation") or "bicubic")
+            + (f":{SQUASH}" if overrides.get("resize_mode") == SQUASH else ""),
         }
     )
 

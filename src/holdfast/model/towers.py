@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from torch import Tensor, nn
 
-from holdfast.data.images import INTERPOLATIONS
+from holdfast.data.images import interpolation_filter
 from holdfast.data.round import LabelledSet, PairSet, TextRows, View
 from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
@@ -26,12 +26,15 @@ _LARGEST_SIDE = 16384  # pixels
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The evaluation view: shorter side resized to ``size``, centre crop, scaled to [0, 1], normalised."""
+    """The evaluation view: shorter side resized to ``size``, centre crop, scaled to [0, 1], normalised.
+
+    ``interpolation`` is a filter, or a filter and another framing (:func:`holdfast.data.images.evaluation_view`).
+    """
 
     size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    interpolation: str = "bicubic"  # or "bilinear"
+    interpolation: str = "bicubic"  # or "bilinear"; "bilinear:256" crops a larger picture, "bicubic:squash" none
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
@@ -79,8 +82,7 @@ class Preprocess:
                 expected="a size in pixels, and mean and std (above 0) of three channels",
                 found=f"size {size!r}, mean {mean}, std {std}"[:200],
             )
-        if interpolation not in INTERPOLATIONS:
-            raise UserError(f"unknown interpolation {str(interpolation)[:50]!r}", expected=", ".join(INTERPOLATIONS))
+        interpolation_filter(str(interpolation))
         return cls(size, mean, std, interpolation)
 
 

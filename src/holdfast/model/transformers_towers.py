@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class TransformersTowers(TwoTowers):
     @classmethod
     def from_spec(cls, spec: dict[str, Any], assets: dict[str, bytes]) -> TransformersTowers:
         """Rebuild from :meth:`spec` and the tokenizer's files."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), quiet():
             return cls(spec["config"], Preprocess.from_json(spec["preprocess"]), assets)
 
     def _take_projection(self) -> None:
@@ -168,6 +169,22 @@ class TransformersTowers(TwoTowers):
             linear.bias = nn.Parameter(self.bias.detach().cpu().clone())
         setattr(holder, name, linear)
         return model
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """No bars and no warnings of the library: what goes wrong arrives as an exception."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def create_model(config: dict[str, Any]) -> Any:
