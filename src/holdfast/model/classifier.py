@@ -92,7 +92,7 @@ class Classifier(nn.Module):
         return self.towers.preprocess
 
     def image_features(self, images: Tensor | Images) -> Tensor:
-        """E1: pictures of a batch, or normalised pixels [n, 3, S, S] -> [n, D]; L2-normalised where towers ask for it."""
+        """E1: pictures of a batch, or normalised pixels [n, 3, S, S] -> [n, D]; L2-normalised, if towers say so."""
         if isinstance(images, Images):
             kept = _kept([images.kept], self.towers.kept_images)
             if kept is not None:
