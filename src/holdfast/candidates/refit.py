@@ -103,7 +103,7 @@ def refit_from_features(
     """
     row, tau = model.class_index(name), model.class_temperature
     hidden, features = hidden.double(), features.double()
-    lengths = features.norm(dim=1, keepdim=True)
+    lengths = features.norm(dim=1, keepdim=True) if model.towers.unit_features else torch.ones_like(features[:, :1])
     with torch.no_grad():
         logits = features @ model.class_matrix().double().T / lengths / tau
     entries = hidden / lengths

@@ -25,6 +25,7 @@ from holdfast.cli import develop as _develop
 from holdfast.cli import diagnose as _diagnose
 from holdfast.cli import evaluate as _evaluate
 from holdfast.cli import export as _export
+from holdfast.cli import import_ as _import
 from holdfast.cli import init as _init
 from holdfast.cli import lineage as _lineage
 from holdfast.cli import report as _report
@@ -61,6 +62,7 @@ app.command("leaks")(_data.leaks)
 app.command("develop")(_develop.develop)
 app.command("tune")(_develop.tune)
 app.command("evaluate")(_evaluate.evaluate)
+app.command("import")(_import.import_)
 app.command("export")(_export.export)
 app.command("bench")(_bench.bench)
 app.command("certify")(_certify.certify)

@@ -166,7 +166,13 @@ def pack(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, table, shards, or `digits`.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The store's folder: new, or one that was begun.")],
     size: Annotated[int, typer.Option(min=1, help="Side of the pictures: the input size of your model.")] = 224,
-    interpolation: Annotated[str, typer.Option(help="bicubic or bilinear, as your model asks for.")] = "bicubic",
+    interpolation: Annotated[
+        str,
+        typer.Option(
+            help="bicubic or bilinear, as your model asks for; bilinear:256 crops a larger picture, "
+            "bicubic:squash crops none."
+        ),
+    ] = "bicubic",
     kind: Kind = None,
     attribute: Attribute = "weather",
     pooled: Pooled = None,

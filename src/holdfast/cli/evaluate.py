@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.errors import UserError
+
 if TYPE_CHECKING:
     from holdfast.evaluate.metrics import TaskScore
 
@@ -55,6 +57,11 @@ def evaluate(
     place = choose_device(device)
     folder = model_folder(model)
     classifier = load_model(folder).to(place)
+    if not classifier.classes:
+        raise UserError(
+            f"the model in {folder} has no classes yet",
+            do="import it with --classes FILE, or develop it: a round brings its classes",
+        )
     view = classifier.preprocess
     problems: list[Problem] = []
     examples = labelled(

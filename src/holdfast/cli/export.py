@@ -12,13 +12,17 @@ def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder with one in it.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that does not exist yet.")],
 ) -> None:
-    """Write a model for use without holdfast: a plain OpenCLIP checkpoint and the folded classifier.
+    """Write a model for use without holdfast, in the format that it came from.
 
-    OUT holds open_clip_model.safetensors and open_clip_config.json (`open_clip.create_model("local-dir:OUT")`),
-    classifier.safetensors with the matrix [classes, D] that heads and prompts were folded into, and holdfast.json with
-    classes, temperature, preprocessing and the three lines of code that put them together.
+    - OpenCLIP: `open_clip_model.safetensors` and `open_clip_config.json` (`open_clip.create_model("local-dir:OUT")`).
+    - transformers CLIP or SigLIP: a folder that `from_pretrained` reads, tokenizer included.
+    - timm: a folder for `timm.create_model("local-dir:OUT", pretrained=True)`. torchvision: `model.pth`, a state dict.
+
+    Two towers come with `classifier.safetensors`, the matrix [classes, D] that heads and prompts were folded into.
+    `holdfast.json` holds classes, temperature, preprocessing and the lines of code that put them together.
     """
-    from holdfast.model.folder import export_openclip, load_model, model_folder
+    from holdfast.model.export import export_model
+    from holdfast.model.folder import load_model, model_folder
 
-    export_openclip(load_model(model_folder(model)), out)
+    export_model(load_model(model_folder(model)), out)
     print(f"wrote {out}; holdfast.json in it says how to use it")

@@ -12,7 +12,8 @@ EXTRAS = {
     "safetensors": ("safetensors", "train"),
     "sklearn": ("scikit-learn", "train"),
     "matplotlib": ("Matplotlib", "train"),
-    "transformers": ("transformers", "parts"),
+    "transformers": ("transformers", "import"),
+    "timm": ("timm", "import"),
     "duckdb": ("DuckDB", "retrieve"),
     "aiohttp": ("aiohttp", "retrieve"),
 }

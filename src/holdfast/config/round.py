@@ -33,7 +33,8 @@ class ModelConfig(Config):
     """[model]: the old model, and what may be added to it."""
 
     start: FilePath | None = None
-    """A holdfast model folder (of `holdfast tune`, or of an earlier round). Excludes architecture and weights."""
+    """A holdfast model folder (of `holdfast tune`, `holdfast import` or an earlier round), or a transformers CLIP or
+    SigLIP, timm or OpenCLIP folder as it is. Excludes architecture and weights."""
     architecture: str | None = None
     """An OpenCLIP architecture such as ViT-B-16, or `tiny`, which is built offline."""
     weights: str | None = None

@@ -45,6 +45,7 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+SQUASH = "squash"  # FILTER:squash resizes both sides, whatever the shape of the picture
 
 # What Pillow's readers raise on truncated files, broken chunks and headers that lie.
 _BROKEN = (
@@ -83,10 +84,18 @@ def decoding() -> Generator[None]:
 
 
 def interpolation_filter(name: str) -> Image.Resampling:
-    """Pillow's filter of that name."""
-    if name not in INTERPOLATIONS:
-        raise UserError(f"unknown interpolation {name!r}", expected=", ".join(INTERPOLATIONS))
-    return INTERPOLATIONS[name]
+    """Pillow's filter of an interpolation: ``FILTER``, ``FILTER:EDGE`` or ``FILTER:squash``."""
+    word, _, framing = name.partition(":")
+    if word not in INTERPOLATIONS or (":" in name and framing != SQUASH and not _is_edge(framing)):
+        raise UserError(
+            f"unknown interpolation {name[:50]!r}",
+            expected=f"{', '.join(INTERPOLATIONS)}; with :EDGE to crop a larger picture, with :{SQUASH} to crop none",
+        )
+    return INTERPOLATIONS[word]
+
+
+def _is_edge(framing: str) -> bool:
+    return framing.isascii() and framing.isdigit() and len(framing) <= 5 and not framing.startswith("0")
 
 
 def open_image(content: bytes) -> Image.Image:
@@ -150,14 +159,21 @@ def picture_id(image: Image.Image) -> str:
 def evaluation_view(image: Image.Image, size: int, interpolation: str = "bicubic") -> np.ndarray:
     """Shorter side resized to ``size``, centre crop: uint8 [3, size, size].
 
+    With ``FILTER:EDGE`` the shorter side is resized to EDGE (at least ``size``) before the crop; with ``FILTER:squash``
+    both sides are resized to ``size``, and nothing is cropped.
+
     The rounding is torchvision's (``int`` of the longer side, ``round`` of the crop's corner), so that the pixels are
     those of OpenCLIP's transform.
     """
     width, height = image.size
-    short, long = min(width, height), int(size * max(width, height) / min(width, height))
-    if size * long > max(MAX_PIXELS, 4 * size * size):  # a line of pixels becomes a very long one
-        raise BadImage(f"{width} x {height} pixels, {size} x {long} when resized: refused as an image bomb")
-    resized = (size, long) if width == short else (long, size)
+    framing = interpolation.partition(":")[2]
+    edge = max(size, int(framing)) if _is_edge(framing) else size
+    short, long = min(width, height), int(edge * max(width, height) / min(width, height))
+    if framing == SQUASH:
+        short, long = width, size
+    if edge * long > max(MAX_PIXELS, 4 * edge * edge):  # a line of pixels becomes a very long one
+        raise BadImage(f"{width} x {height} pixels, {edge} x {long} when resized: refused as an image bomb")
+    resized = (edge, long) if width == short else (long, edge)
     if resized != (width, height):
         image = image.resize(resized, interpolation_filter(interpolation))
     left, top = round((resized[0] - size) / 2.0), round((resized[1] - size) / 2.0)

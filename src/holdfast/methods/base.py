@@ -62,6 +62,7 @@ class Method(nn.Module):
     uses_negatives: ClassVar[bool] = True  # whether its steps encode the negatives
     needs_task_gradients: ClassVar[bool] = False  # whether the loop calls adjust_gradients
     graph_safe: ClassVar[bool] = False  # whether every step runs the same kernels: nothing is decided on the host
+    reads_texts: ClassVar[bool] = False  # whether it cannot do without captions: an image classifier has none
     reads_pixels: ClassVar[bool] = False  # whether a step takes batch.target_images.pixels, not only models' features
 
     def __init__(self, model: Classifier) -> None:
@@ -82,6 +83,11 @@ class Method(nn.Module):
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Remember the frozen old model; subclasses size their estimators to the data and cache old losses."""
         self.check_trainable()
+        if self.reads_texts and self.model.linear is not None:
+            raise UserError(
+                f"the method {type(self).__name__} contrasts images with captions, and this model has no text tower",
+                do='choose method.name = "holdfast", "refit", "finetune" or "cross_entropy"',
+            )
         self._old[:] = [old]
 
     def check_trainable(self) -> None:
@@ -154,6 +160,9 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
 def _texts(model: Classifier, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Target texts, negative texts and classes."""
     target = len(model.classes) - 1  # the target comes last in the label space
+    if model.linear is not None:  # its rows are the classes' features, and no text is read
+        nothing = model.linear.new_zeros(0, model.towers.embed_dim)
+        return nothing, nothing, model.linear
     return model.text_features_together(
         batch.target_texts, target, batch.negative_texts, batch.text_rows, batch.prompts
     )

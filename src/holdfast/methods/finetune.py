@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from holdfast.config.method import ContrastConfig
 from holdfast.data.round import Batch, RoundData
-from holdfast.methods.base import Encoded, Method, StepOutput, encode
+from holdfast.methods.base import Encoded, Method, StepOutput, class_logits, cross_entropy, encode
 from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.contrastive import Contrast, GlobalContrastive
-from holdfast.runtime import gather
+from holdfast.runtime import gather, sum_over_ranks, world_size
 
 
 class FinetuneConfig(ContrastConfig):
@@ -35,8 +37,18 @@ class Finetune(Method):
 
     def forward(self, batch: Batch) -> StepOutput:
         """The global contrastive loss of the target pairs."""
-        contrast = self.target(encode(self.model, batch), batch)
+        contrast = target_objective(self.model, self.target, encode(self.model, batch), batch)
         return StepOutput({"target": contrast.surrogate}, {"objective": contrast.objective})
+
+
+def target_objective(model: Classifier, contrast: TargetContrast, features: Encoded, batch: Batch) -> Contrast:
+    """F: the contrast of the target pairs; for a linear head, which reads no texts, the target's cross-entropy."""
+    if model.linear is None:
+        return contrast(features, batch)
+    logits = class_logits(features.target_images, features.classes, model.class_temperature)
+    losses = cross_entropy(logits, torch.full_like(batch.target_index, len(model.classes) - 1))
+    local = losses.sum() / batch.target_total
+    return Contrast(world_size() * local, sum_over_ranks(local.detach()))
 
 
 class TargetContrast(GlobalContrastive):

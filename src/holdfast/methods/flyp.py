@@ -22,6 +22,7 @@ class FlypConfig(ContrastConfig):
 class Flyp(Method):
     """min 1/n_all sum over D_all of L_ctr(w; x_i, t_i, D_all, D_all): everybody is everybody else's negative."""
 
+    reads_texts = True
     sizes: Tensor
 
     def __init__(self, model: Classifier, config: FlypConfig, steps: int) -> None:

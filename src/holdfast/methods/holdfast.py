@@ -21,7 +21,7 @@ from holdfast.methods.base import (
     cross_entropy,
     encode,
 )
-from holdfast.methods.finetune import TargetContrast
+from holdfast.methods.finetune import TargetContrast, target_objective
 from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
@@ -171,7 +171,7 @@ class Holdfast(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """G_1 and G_2 of Algorithm 1, as surrogates."""
         features = encode(self.model, batch)
-        contrast = self.target(features, batch)
+        contrast = target_objective(self.model, self.target, features, batch)
         pictures = torch.cat([features.target_images, features.negative_images, features.protected_images])
         logits = class_logits(pictures, features.classes, self.model.class_temperature)
         of_target, _, of_protected = logits.split(features.counts)

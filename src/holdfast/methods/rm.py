@@ -6,7 +6,7 @@ from holdfast.config.base import NonNegativeFloat
 from holdfast.config.method import ContrastConfig
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import Method, StepOutput, class_logits, cross_entropy, encode
-from holdfast.methods.finetune import TargetContrast
+from holdfast.methods.finetune import TargetContrast, target_objective
 from holdfast.methods.labelled import task_means
 from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
@@ -39,7 +39,7 @@ class Rm(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """The target's contrastive loss, and alpha * mean over tasks of their cross-entropy."""
         features = encode(self.model, batch)
-        contrast = self.target(features, batch)
+        contrast = target_objective(self.model, self.target, features, batch)
         logits = class_logits(features.protected_images, features.classes, self.model.class_temperature)
         means = task_means(cross_entropy(logits, batch.protected_task), batch.protected_task, self.num_protected)
         return StepOutput(

@@ -34,6 +34,7 @@ class Wccl(Method):
     D_k and are no negatives of its pairs.
     """
 
+    reads_texts = True
     sizes: Tensor
     negative_task: Tensor
     shared: Tensor

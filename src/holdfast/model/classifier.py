@@ -92,13 +92,14 @@ class Classifier(nn.Module):
         return self.towers.preprocess
 
     def image_features(self, images: Tensor | Images) -> Tensor:
-        """E1, L2-normalised: pictures of a batch, or normalised pixels [n, 3, S, S] -> [n, D]."""
+        """E1: pictures of a batch, or normalised pixels [n, 3, S, S] -> [n, D]; L2-normalised, if towers say so."""
         if isinstance(images, Images):
             kept = _kept([images.kept], self.towers.kept_images)
             if kept is not None:
                 return kept[0]
             images = images.pixels
-        return unit(self.towers.image_features(images))
+        features = self.towers.image_features(images)
+        return unit(features) if self.towers.unit_features else full_precision(features)
 
     def image_features_together(self, *images: Images) -> tuple[Tensor, ...]:
         """The same for several kinds of a batch's pictures, in one pass of the tower: [n, D] each."""
@@ -204,9 +205,10 @@ class Classifier(nn.Module):
         return added
 
     def use_linear(self) -> nn.Parameter:
-        """Classify with a linear head from now on, initialised from the prompts' features."""
-        with torch.no_grad():
-            self.linear = nn.Parameter(self.class_features().clone())
+        """Classify with a linear head from now on: the one there is, or one initialised from the prompts' features."""
+        if self.linear is None:
+            with torch.no_grad():
+                self.linear = nn.Parameter(self.class_features().clone())
         return self.linear
 
     def class_index(self, name: str) -> int:
@@ -225,8 +227,18 @@ class Classifier(nn.Module):
         other = Classifier(self.towers, classes, prompts, temperature, self.heads.shared())
         if self.linear is not None:
             with torch.no_grad():
-                other.linear = nn.Parameter(self.linear[[self.class_index(name) for name in classes]].clone())
+                other.linear = nn.Parameter(self.linear[self._linear_rows(classes)].clone())
         return other
+
+    def _linear_rows(self, classes: Sequence[str]) -> list[int]:
+        unknown = [name for name in classes if name not in self.classes]
+        if unknown:
+            raise UserError(
+                f"the model's linear head has no row for {', '.join(unknown[:5])}",
+                expected="classes that the model was trained on: without a text tower it cannot be given new ones",
+                do=nearest(unknown[0], self.classes),
+            )
+        return [self.class_index(name) for name in classes]
 
     def copy(self) -> Classifier:
         """A deep copy that can be trained without touching this one."""

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from holdfast.artifacts import fingerprint_bytes, fingerprint_json, image_key, read_json, read_regular, write_json
+from holdfast.data.images import SQUASH
 from holdfast.data.round import Role
 from holdfast.data.seen import Seen, Use, read_seen
 from holdfast.errors import FaultError, UserError
@@ -31,10 +32,11 @@ from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads
 from holdfast.model.openclip import build_towers, load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
+from holdfast.model.sources import DESCRIPTION, not_a_model_folder
 from holdfast.model.towers import TwoTowers
 
 FORMAT = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS = "model.safetensors"
 
 
 def is_model_folder(path: str | Path) -> bool:
@@ -108,11 +110,13 @@ def load_model(folder: Path) -> Classifier:
 def read_description(folder: Path) -> dict[str, Any]:
     """``model.json``: classes, prompts, towers, fingerprint, parent, extra. No weights are read."""
     if not is_model_folder(folder):
-        raise UserError(
-            f"{folder} is not a model folder",
+        message = f"{folder} is not a model folder"
+        otherwise = UserError(
+            message,
             expected=f"a folder with {DESCRIPTION} and {WEIGHTS}",
-            do="make one with `holdfast tune` or `holdfast develop`",
+            do="make one with `holdfast tune`, `holdfast develop` or `holdfast import`",
         )
+        raise not_a_model_folder(folder, message, otherwise=otherwise)
     record: dict[str, Any] = read_json(folder / DESCRIPTION)
     if not isinstance(record, dict) or record.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UserError(f"{folder / DESCRIPTION} has a format that this version does not read", expected=str(FORMAT))
@@ -179,7 +183,9 @@ def export_openclip(classifier: Classifier, folder: Path) -> None:
     with torch.no_grad():
         matrix = classifier.class_matrix().detach().cpu().contiguous()
     view = towers.preprocess
-    preprocess = {**view.to_json(), "mode": "RGB", "resize_mode": "shortest", "fill_color": 0}
+    word, _, framing = view.interpolation.partition(":")
+    mode = SQUASH if framing == SQUASH else "shortest"
+    preprocess = {**view.to_json(), "interpolation": word, "mode": "RGB", "resize_mode": mode, "fill_color": 0}
     with new_folder(folder) as temporary:
         save_file(_independent(towers.open_clip_state()), temporary / "open_clip_model.safetensors")
         save_file({"classifier": matrix}, temporary / "classifier.safetensors")

@@ -18,10 +18,15 @@ from open_clip.factory import load_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
+from holdfast.artifacts import read_json
+from holdfast.data.images import SQUASH
 from holdfast.errors import HoldfastError, UserError, nearest
+from holdfast.model.image_towers import ImageTowers
 from holdfast.model.openclip_towers import OpenClipTowers, create_model
 from holdfast.model.parts import PartTowers
+from holdfast.model.sources import OPENCLIP_DESCRIPTION
 from holdfast.model.towers import Preprocess, TwoTowers
+from holdfast.model.transformers_towers import TransformersTowers
 
 # Small enough for two CPU cores, whole in every other respect: OpenCLIP's own classes and its full vocabulary. The
 # token table is nearly all of it, and what an optimizer step costs; hence the narrow text tower.
@@ -71,6 +76,39 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
     if path is not None:
         _load_file(model, path, architecture)
     return OpenClipTowers(architecture, config, _preprocess(model, preprocess), model)
+
+
+def load_folder(folder: Path) -> OpenClipTowers:
+    """The towers of a folder as OpenCLIP writes it (``local-dir:FOLDER``): configuration, weights, no more."""
+    record = read_json(folder / OPENCLIP_DESCRIPTION)
+    if not isinstance(record, dict) or not isinstance(record.get("model_cfg"), dict):
+        raise UserError(f"{folder / OPENCLIP_DESCRIPTION} describes no model", expected="a table model_cfg")
+    config, view = record["model_cfg"], record.get("preprocess_cfg") or {}
+    names = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
+    weights = next((folder / name for name in names if (folder / name).is_file()), None)
+    if weights is None:
+        raise UserError(f"{folder} holds no weights", expected=" or ".join(names))
+    with torch.random.fork_rng(devices=[]), _quiet():
+        try:
+            model = create_model(config)
+        except Exception as error:
+            raise UserError(f"{folder} describes a model that could not be built", found=_line(error)) from error
+    name = _name_of(config)
+    _load_file(model, weights, name)
+    return OpenClipTowers(name, config, _preprocess(model, view), model)
+
+
+def _name_of(config: dict[str, Any]) -> str:
+    """The architecture with this configuration; one that nobody has named must have OpenCLIP's own tokenizer."""
+    known = (name for name in open_clip.list_models() if open_clip.get_model_config(name) == config)
+    name = next(known, None)
+    text = config.get("text_cfg") or {}
+    if name is None and (text.get("hf_tokenizer_name") or text.get("tokenizer_kwargs")):
+        raise UserError(
+            "the folder's model has a tokenizer of another library, and its configuration is none that OpenCLIP knows",
+            do="import its weights with --architecture NAME",
+        )
+    return name or "custom"
 
 
 @contextmanager
@@ -163,7 +201,8 @@ def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
             "size": int(height),
             "mean": overrides.get("mean") or open_clip.OPENAI_DATASET_MEAN,
             "std": overrides.get("std") or open_clip.OPENAI_DATASET_STD,
-            "interpolation": overrides.get("interpolation") or "bicubic",
+            "interpolation": (overrides.get("interpolation") or "bicubic")
+            + (f":{SQUASH}" if overrides.get("resize_mode") == SQUASH else ""),
         }
     )
 
@@ -180,6 +219,8 @@ def _build_openclip(spec: dict[str, Any], assets: dict[str, bytes]) -> TwoTowers
 TOWERS: dict[str, Callable[[dict[str, Any], dict[str, bytes]], TwoTowers]] = {
     "openclip": _build_openclip,
     "parts": PartTowers.from_spec,
+    "transformers": TransformersTowers.from_spec,
+    "image": ImageTowers.from_spec,
 }
 
 

@@ -25,12 +25,15 @@ class PromptTokens:
 def tokenize_prompts(
     tokenize: Callable[[Sequence[str]], Tensor], classes: Sequence[str], prompts: Sequence[Sequence[str]]
 ) -> PromptTokens:
-    """Tokenise the prompts of a label space; every class needs at least one, and classes have distinct names."""
+    """Tokenise the prompts of a label space; every class needs at least one, and classes have distinct names.
+
+    No classes at all are towers that have not been given a label space yet.
+    """
     if len(set(classes)) != len(classes):
         twice = sorted({name for name in classes if list(classes).count(name) > 1})
         raise UserError("a class is named twice in the label space", found=", ".join(twice))
-    if len(classes) < 2:
-        raise UserError("a classifier needs at least two classes", found=", ".join(classes) or "none")
+    if len(classes) == 1:
+        raise UserError("a classifier needs at least two classes", found=classes[0])
     if len(prompts) != len(classes):
         raise UserError("each class needs its prompts", expected=f"{len(classes)} lists", found=f"{len(prompts)}")
     empty = [name for name, sentences in zip(classes, prompts, strict=True) if not sentences]

@@ -1,7 +1,8 @@
 """The two-tower protocol: what holdfast asks of a model, and nothing more.
 
-OpenCLIP is one adapter (:mod:`holdfast.model.openclip_towers`); a tower put together from other parts is another
-(:mod:`holdfast.model.parts`).
+OpenCLIP is one adapter (:mod:`holdfast.model.openclip_towers`), transformers' CLIP and SigLIP another
+(:mod:`holdfast.model.transformers_towers`), towers put together from other parts a third (:mod:`holdfast.model.parts`).
+An image classifier has no texts (:mod:`holdfast.model.image_towers`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor, nn
 
-from holdfast.data.images import INTERPOLATIONS
+from holdfast.data.images import interpolation_filter
 from holdfast.data.round import LabelledSet, PairSet, TextRows, View
 from holdfast.data.transforms import normalize_views
 from holdfast.errors import UserError
@@ -25,12 +26,15 @@ _LARGEST_SIDE = 16384  # pixels
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The evaluation view: shorter side resized to ``size``, centre crop, scaled to [0, 1], normalised."""
+    """The evaluation view: shorter side resized to ``size``, centre crop, scaled to [0, 1], normalised.
+
+    ``interpolation`` is a filter, or a filter and another framing (:func:`holdfast.data.images.evaluation_view`).
+    """
 
     size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    interpolation: str = "bicubic"  # or "bilinear"
+    interpolation: str = "bicubic"  # or "bilinear"; "bilinear:256" crops a larger picture, "bicubic:squash" none
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pictures [n, 3, S, S] -> float32, (x / 255 - mean) / std, on the device they are on."""
@@ -78,8 +82,7 @@ class Preprocess:
                 expected="a size in pixels, and mean and std (above 0) of three channels",
                 found=f"size {size!r}, mean {mean}, std {std}"[:200],
             )
-        if interpolation not in INTERPOLATIONS:
-            raise UserError(f"unknown interpolation {str(interpolation)[:50]!r}", expected=", ".join(INTERPOLATIONS))
+        interpolation_filter(str(interpolation))
         return cls(size, mean, std, interpolation)
 
 
@@ -89,6 +92,8 @@ class TwoTowers(nn.Module, ABC):
     preprocess: Preprocess
     embed_dim: int  # D
     text_width: int  # width of the text backbone's features
+    unit_features: ClassVar[bool] = True  # whether image features are L2-normalised before they are compared
+    has_texts: ClassVar[bool] = True  # False for an image classifier: a linear head stands in for the text tower
     # Names under which features of a tower that is frozen are kept (holdfast.train.feature_cache). Copies carry them
     # too.
     kept_images: str | None = None

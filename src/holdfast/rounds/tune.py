@@ -32,7 +32,7 @@ from holdfast.methods.wccl import WcclConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.rounds.develop import writing
-from holdfast.rounds.prepare import DEFAULT_CLASS_TEMPERATURE, load_start
+from holdfast.rounds.prepare import DEFAULT_CLASS_TEMPERATURE, Start, load_start
 from holdfast.runtime import Runtime, generator, started
 from holdfast.train.loop import TrainSpec, train
 from holdfast.train.progress import choose_progress
@@ -75,8 +75,7 @@ def _tune(
 ) -> TuneResult:
     start = load_start(config.model, root, config.seed)
     data = _labelled_round(config, start.towers.preprocess.size, start.towers.preprocess.interpolation, root)
-    temperature = config.model.class_temperature or DEFAULT_CLASS_TEMPERATURE
-    model = Classifier(start.towers, data.tasks.classes, data.tasks.prompts, temperature).to(runtime.device)
+    model = _model(config, start, data).to(runtime.device)
     method = _method(config, model, data, runtime)
     values = config.model_dump(mode="json")
     if runtime.is_main and not resume:
@@ -102,6 +101,14 @@ def _tune(
         save_model(method.model, folder.model, extra=notes, seen=seen)
         write_json(folder.result, {"dev_accuracy": accuracy})
     return _conclude(folder, runtime)
+
+
+def _model(config: TuneConfig, start: Start, data: RoundData) -> Classifier:
+    """The start's towers over the classes of the data; an image classifier keeps its head, which no prompt makes."""
+    classes, prompts, temperature = data.tasks.classes, data.tasks.prompts, config.model.class_temperature
+    if start.classifier is not None and not start.towers.has_texts:
+        return start.classifier.with_classes(classes, prompts, temperature)
+    return Classifier(start.towers, classes, prompts, temperature or DEFAULT_CLASS_TEMPERATURE)
 
 
 def _seen(config: TuneConfig, root: Path, data: RoundData) -> Seen:
@@ -144,6 +151,8 @@ def _method(config: TuneConfig, model: Classifier, data: RoundData, runtime: Run
     if config.model.freeze not in ("text", "towers"):
         for parameter in model.towers.text_parameters():
             parameter.requires_grad_(True)
+    if model.linear is not None:
+        model.linear.requires_grad_(True)
     if config.objective == "cross_entropy":
         method_config: MethodConfig = CrossEntropyConfig(heads=False)
     else:

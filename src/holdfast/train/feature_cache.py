@@ -38,8 +38,12 @@ def build_feature_cache(method: Method, data: RoundData, views: ViewSettings) ->
     cache_images, cache_texts = can_cache(method, data, views)
     return FeatureCache(
         _images_of(method, data) if cache_images else None,
-        _texts_of(method.model, data) if cache_texts and not method.linear else None,
+        _texts_of(method.model, data) if cache_texts and not _linear(method) else None,
     )
+
+
+def _linear(method: Method) -> bool:
+    return method.linear or method.model.linear is not None
 
 
 def can_cache(method: Method, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:

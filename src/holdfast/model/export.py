@@ -1,0 +1,108 @@
+"""A model in the format that it came from, so that whatever serves it stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from holdfast.artifacts import write_json
+from holdfast.data.images import SQUASH
+from holdfast.errors import UserError
+from holdfast.model.classifier import Classifier
+from holdfast.model.folder import export_openclip, model_fingerprint, new_folder
+from holdfast.model.image_towers import ImageTowers
+from holdfast.model.transformers_towers import TransformersTowers, quiet
+
+
+def export_model(classifier: Classifier, folder: Path) -> None:
+    """Write what reproduces the logits without holdfast: a transformers, timm, torchvision or OpenCLIP model."""
+    towers = classifier.towers
+    if isinstance(towers, ImageTowers):
+        _export_image(classifier, towers, folder)
+    elif not classifier.classes:
+        raise UserError("the model has no classes to export", do="develop it first, or import it with --classes FILE")
+    elif isinstance(towers, TransformersTowers):
+        _export_transformers(classifier, towers, folder)
+    else:
+        export_openclip(classifier, folder)
+
+
+def _export_transformers(classifier: Classifier, towers: TransformersTowers, folder: Path) -> None:
+    """``from_pretrained(FOLDER)`` finds model, tokenizer and preprocessing; the folded classifier lies beside them."""
+    with torch.no_grad():
+        matrix = classifier.class_matrix().detach().cpu().contiguous()
+    with new_folder(folder) as temporary:
+        with quiet():
+            towers.source_model().save_pretrained(temporary)
+        for name, content in towers.assets().items():
+            (temporary / name).write_bytes(content)
+        save_file({"classifier": matrix}, temporary / "classifier.safetensors")
+        how = [
+            "model = transformers.AutoModel.from_pretrained('FOLDER')",
+            "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']",
+            "features = torch.nn.functional.normalize(model.get_image_features(images).pooler_output, dim=-1)",
+            "logits = features @ matrix.T / class_temperature",
+        ]
+        write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), how))
+
+
+def _export_image(classifier: Classifier, towers: ImageTowers, folder: Path) -> None:
+    """Weights under the library's own names, classes in the source's order."""
+    assert classifier.linear is not None
+    classes = [name for name in towers.source_classes if name in classifier.classes]
+    rows = classifier.linear[[classifier.class_index(name) for name in classes]] / classifier.class_temperature
+    state = {name: value.detach().cpu().contiguous() for name, value in towers.model.state_dict().items()}
+    state |= towers.head_state(rows)
+    settings = "".join(f", {name}={value!r}" for name, value in towers.arguments.items())
+    with new_folder(folder) as temporary:
+        if towers.library == "timm":
+            save_file(state, temporary / "model.safetensors")
+            write_json(temporary / "config.json", _timm_config(towers, classes))
+            how = ["model = timm.create_model('local-dir:FOLDER', pretrained=True).eval()", "logits = model(images)"]
+        else:
+            torch.save(state, temporary / "model.pth")
+            how = [
+                f"model = torchvision.models.get_model({towers.architecture!r}, num_classes={len(classes)}{settings})",
+                "model.load_state_dict(torch.load('model.pth', weights_only=True)); model.eval()",
+                "logits = model(images)",
+            ]
+        write_json(temporary / "holdfast.json", _record(classifier, classes, how))
+
+
+def _timm_config(towers: ImageTowers, classes: list[str]) -> dict[str, Any]:
+    view = towers.preprocess
+    word, _, framing = view.interpolation.partition(":")
+    return {
+        "architecture": towers.architecture,
+        "num_classes": len(classes),
+        "label_names": classes,
+        **({"model_args": towers.arguments} if towers.arguments else {}),
+        "pretrained_cfg": {
+            "input_size": [3, view.size, view.size],
+            "mean": list(view.mean),
+            "std": list(view.std),
+            "interpolation": word,
+            "crop_pct": view.size / int(framing) if framing.isdigit() else 1.0,
+            "crop_mode": SQUASH if framing == SQUASH else "center",
+            "num_classes": len(classes),
+        },
+    }
+
+
+def _record(classifier: Classifier, classes: list[str], how: list[str]) -> dict[str, Any]:
+    record = {
+        "classes": classes,
+        "preprocess": classifier.preprocess.to_json(),
+        "fingerprint": model_fingerprint(classifier),
+        "how": how,
+    }
+    if classifier.linear is not None:
+        return record
+    return {
+        **record,
+        "prompts": [list(group) for group in classifier.prompts],
+        "class_temperature": classifier.class_temperature,
+    }
