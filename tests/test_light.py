@@ -213,7 +213,7 @@ def test_a_wheel_without_extras_certifies(tmp_path: Path) -> None:
     source = source_copy(tmp_path / "source")
     subprocess.run([uv(), "build", "--quiet", "--wheel", "--out-dir", str(tmp_path), str(source)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    assert "holdfast/report/page.html" in zipfile.ZipFile(wheel).namelist()
+    assert "holdfast/report/html/page.html" in zipfile.ZipFile(wheel).namelist()
     python = environment_of(tmp_path / "venv")
     subprocess.run([uv(), "pip", "install", "--quiet", "--python", str(python), str(wheel)], check=True)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

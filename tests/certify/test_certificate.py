@@ -193,12 +193,23 @@ def test_wrong_predictions_are_found_out(tmp_path: Path) -> None:
     assert ledger.standing(sealed.fingerprint).queries == 1  # type: ignore[union-attr]
 
 
+def result_of(spec: Spec, **changes: object) -> dict[str, object]:
+    """What `result.json` holds of a run with one candidate, chosen on dev images."""
+    share = {"old_accuracy": 0.5, "new_accuracy": 0.5, "old_loss": 1.0, "new_loss": 1.0}
+    tasks = {name: {"examples": 9, "gained": 0, "lost": 0, **share} for name in spec}
+    dev = {"dev_safety": 0.0, "dev_safety_loss": 0.0, "target_gain": 0.0, "worst_task": "clear", "tasks": tasks}
+    candidate = {"name": "refit", "step": "step-00000000", "lambda": 0.0, "bias": 0.0, "dev": dev}
+    chosen = {"kept_old": False, "chosen": "refit", "verdict": None, "reason": "it lost nothing on dev images"}
+    rest = {"order": [], "certificate": None, "target": "foggy", "protected": sorted(set(spec) - {"foggy"})}
+    return {**chosen, **rest, "candidates": [candidate], "dev": dev, "test": None, "blocked_by": None, **changes}
+
+
 def run_folder(root: Path, spec: Spec, queries: int = 1, margin: object = 0.02) -> RunFolder:
     """A run as `develop` leaves it, as far as certify needs it."""
     run = RunFolder.create(root)
     state = {"status": "done", "root": "..", "parent": "sha256:old", "data": "sha256:data", "fingerprint": "sha256:run"}
     write_json(run.state, state)
-    write_json(run.result, {"kept_old": False, "reason": "it lost nothing on dev images"})
+    write_json(run.result, result_of(spec))
     certify = {"margin": margin, "confidence": 0.95, "query_budget": queries, "target_gain": True}
     rest = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
     write_json(run.config, {"task": {"target": "foggy", "protected": None}, "certify": certify, **rest})

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.artifacts import write_json
 from holdfast.certify.ledger import Ledger
 from holdfast.cli import main
 from tests.certify.helpers import predictions, rows, write_csv
-from tests.certify.test_certificate import FULL, run_folder
+from tests.certify.test_certificate import FULL, result_of, run_folder
 
 GOOD = {"clear": (500, 5, 3), "snowy": (400, 4, 1), "foggy": (60, 20, 1)}
 
@@ -284,7 +285,7 @@ def test_a_run_that_passes(shell: Shell, tmp_path: Path, predicts) -> None:
 
 def test_a_run_that_does_not_pass_shows_one_bit(shell: Shell, tmp_path: Path, predicts) -> None:
     lost = {**FULL, "clear": (500, 5, 60)}
-    run, calls = run_folder(tmp_path / "run", lost, looks=2), predicts(lost)
+    run, calls = run_folder(tmp_path / "run", lost, queries=2), predicts(lost)
     ledger = ("--ledger", tmp_path / "ledger")
     (tmp_path / "file").write_text("")
     for nowhere in (tmp_path, tmp_path / "file" / "summary.md"):  # found out before the query, and not after it
@@ -293,7 +294,7 @@ def test_a_run_that_does_not_pass_shows_one_bit(shell: Shell, tmp_path: Path, pr
     summary = tmp_path / "summary.md"
     # Not 3: that would tell more than pass or not.
     assert shell("certify", run.root, *ledger, "--summary", summary) == 4
-    assert "query 1 did not pass; 1 left" in shell.out
+    assert "query 1 is spent; 1 left" in shell.out
     assert "gained" not in shell.out
     assert "query 1 did not pass; 1 left" in summary.read_text()
     assert "clear" not in summary.read_text()
@@ -301,9 +302,9 @@ def test_a_run_that_does_not_pass_shows_one_bit(shell: Shell, tmp_path: Path, pr
     assert not run.certificate.exists()
     # The same claim has its answer on record: asked again it costs nothing, and tells nothing more.
     assert shell("certify", run.root, *ledger) == 4
-    assert "query 1 did not pass; 1 left" in shell.out
-    # Another claim is another look.
-    assert shell("certify", run.root, *ledger, "--margin", "0.01") == 4
+    assert "query 1 is spent; 1 left" in shell.out
+    # Another claim is another query.
+    assert shell("certify", run.root, *ledger, "--margin", "0.01", "--verbose") == 4
     assert "it is retired" in shell.out
     assert "gained" in shell.out  # spent: it may be shown in full
     assert shell("certify", run.root, *ledger, "--margin", "0.03") == 4
@@ -323,7 +324,7 @@ def test_bad_input_spends_no_look(shell: Shell, tmp_path: Path, predicts, argume
 
 def test_runs_without_a_new_model_spend_no_look(shell: Shell, tmp_path: Path, predicts) -> None:
     run, calls = run_folder(tmp_path / "run", FULL), predicts(FULL)
-    run.result.write_text('{"kept_old": true, "reason": "nothing was safe"}')
+    write_json(run.result, result_of(FULL, kept_old=True, chosen=None, reason="nothing was safe"))
     assert shell("certify", run.root, "--ledger", tmp_path / "ledger") == 4
     assert "nothing to certify" in shell.err
     run.result.unlink()

@@ -101,7 +101,7 @@ def test_the_round_of_the_newcomer() -> None:
     assert found.weakest.task == "small"
     assert found.weakest.provable[0] == 0.071
     kinds = {item.kind: item for item in found.advice}
-    assert set(kinds) == {"images", "share", "margin"}
+    assert {"images", "share", "margin"} <= set(kinds)
     chances = [item.chance for item in found.advice]
     assert chances == sorted(chances, reverse=True)
     assert kinds["images"].chance >= 0.9

@@ -38,7 +38,12 @@ CERTIFY: dict[str, tuple[str, ...]] = {
     "--old-model": ("--old-model", "w"),
     "--new-model": ("--new-model", "w"),
     "--data": ("--data", "w"),
+    "--junit": ("--junit", "j.xml"),
+    "--sarif": ("--sarif", "s.sarif"),
     "--ledger": ("--ledger", "ledger"),
+    "--query-budget": ("--query-budget", "3"),
+    "--claim-file": ("--claim-file", "claim.toml"),
+    "--sign": ("--sign", "w"),
     "--json": ("--json",),
     "--verbose": ("--verbose",),
     "--old": ("--old", "p.csv"),
@@ -107,7 +112,8 @@ def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     """A command in a folder of its own: a refusal prints one sentence, and writes nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").write_text("weights")
-    written = [tmp_path / "c.json", tmp_path / "s.md", tmp_path / "ledger"]
+    monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path / "ledger"))
+    written = [tmp_path / name for name in ("c.json", "s.md", "j.xml", "s.sarif", "ledger")]
 
     def call(*words: str) -> Outcome:
         code = shell(*words)
@@ -156,10 +162,10 @@ def test_every_option_is_in_the_tables() -> None:
     group = typer.main.get_command(app)
     for command, known in (("certify", CERTIFY), ("plan", PLAN)):
         found = {option for item in group.commands[command].params for option in item.opts if option.startswith("--")}  # type: ignore[attr-defined]
-        assert found - {"--predictions", "--help"} <= set(known)
+        assert found - {"--predictions", "--help", "--queries"} <= set(known)  # --queries is --query-budget
 
 
-OF_A_RUN = {"--margin", "--confidence", "--summary", "--ledger", "--json", "--verbose"}
+OF_A_RUN = {"--margin", "--confidence", "--summary", "--junit", "--sarif", "--sign", "--ledger", "--json", "--verbose"}
 
 
 @pytest.mark.parametrize("name", sorted({*CERTIFY, "--predictions"} - OF_A_RUN))

@@ -24,7 +24,8 @@ import numpy as np
 
 from holdfast.certify.exact.region import FloatArray, IntArray
 
-# All of these shape power, none validity. They were chosen by simulation (benchmarks/groups.py), before any data.
+# All of these shape power, none validity. They were chosen by simulation, before any data; benchmarks/groups.py shows
+# what they give.
 AGGRESSION = 0.7
 LARGEST_BET = 0.99
 PRIOR_MOMENT, PRIOR_UNITS = 0.02, 10.0

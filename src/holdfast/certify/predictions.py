@@ -141,7 +141,7 @@ def certify_sequentially(
     labels: Sequence[str] = (),
     distinct_rows: bool = False,
 ) -> dict[str, Any]:
-    """The same claim for rows that keep arriving, in their order: a verdict that may be looked at any time."""
+    """The same claim for rows that keep arriving, in their order: a verdict that is valid whenever you stop."""
     paired, _ = evidence(old, new, labels)
     if paired.measured is not None:
         raise UserError(

@@ -83,7 +83,7 @@ class SealedClaim:
         return sorted(self.settings.margins)
 
     def identity(self, run: str, models: Mapping[str, str], further: Mapping[str, float] | None) -> str:
-        """What a look at the set for this claim is known by: the claim, the models it is about, and their order."""
+        """What a query of the set for this claim is known by: the claim, the models it is about, and their order."""
         settings = {**asdict(self.settings), "claim": str(self.settings.claim)}
         claim = {"set": self.fingerprint, "settings": settings, "budget": asdict(self.budget), "first": further}
         return fingerprint_json({**claim, "run": run, "models": list(models.items())})
@@ -278,7 +278,7 @@ def _most_candidates(candidates: CandidatesConfig) -> int:
 
 
 def check_possible(plan: SealedClaim) -> None:
-    """Say before a look is spent where no outcome of so few images could pass: ((1-ε)/2)^n > level."""
+    """Say before a query is spent where no outcome of so few images could pass: ((1-ε)/2)^n > level."""
     hopeless = {task: margin for task, margin in _margins(plan).items() if _impossible(plan, task, margin)}
     if not hopeless:
         return
@@ -316,7 +316,7 @@ def _margins(plan: SealedClaim) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SealedOutcome:
-    """What may be known after a look: the bit, which candidate ships, and, of a retired set, everything."""
+    """What may be known after a query: the bit, which candidate ships, and, of a retired set, everything."""
 
     passed: bool
     shipped: str | None
@@ -342,7 +342,7 @@ class ExtraBaseline:
 
 
 def check_readable(plan: SealedClaim, ids: Iterable[str]) -> None:
-    """Refuse sealed pictures that cannot be read before a look is spent on the others."""
+    """Refuse sealed pictures that cannot be read before a query is spent on the others."""
     missing = plan.ids - set(ids)
     if missing:
         raise UserError(
@@ -358,7 +358,7 @@ class Candidates:
     """Models that are tested in a fixed sequence, and whose run they are of."""
 
     models: Mapping[str, str]  # name -> fingerprint, in the order of the sequence
-    run: str = ""  # fingerprint of the run: a look that it made and did not finish is made again
+    run: str = ""  # fingerprint of the run: a query that it made and did not finish is made again
 
 
 def certify_candidates(
@@ -519,7 +519,7 @@ def write_run_certificate(
     if weights.exists():
         files["new model"] = weights
     state = read_json(run.state)
-    identities = {name: state[name] for name in ("parent", "data", "fingerprint") if name in state}
+    identities = {name: state[name] for name in ("parent", "data", "fingerprint", "start_seen") if name in state}
     record = ledger_record(ledger, plan.fingerprint, outcome.standing.queries, run.root)
     write_certificate(run.certificate, plan.settings, outcome.reported, files, identities=identities, ledger=record)
     return run.certificate

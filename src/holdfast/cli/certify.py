@@ -77,7 +77,7 @@ def certify(
     ] = None,
     labels: Annotated[str | None, typer.Option(metavar="A,B", help="All labels there are; others are refused.")] = None,
     sequential: Annotated[
-        bool, typer.Option("--sequential", help="Rows arrive one by one: e-processes, to be looked at any time.")
+        bool, typer.Option("--sequential", help="Rows arrive one by one: e-processes, valid whenever you stop.")
     ] = False,
     distinct_rows: Annotated[
         bool, typer.Option("--distinct-rows", help="State, for lack of example_id, that each row is another image.")

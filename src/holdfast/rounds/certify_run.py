@@ -1,4 +1,4 @@
-"""``holdfast certify RUN``: a look at the sealed images of a finished run."""
+"""``holdfast certify RUN``: a query of the sealed images of a finished run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def certify_run(
 ) -> dict[str, Any]:
     """A look at the sealed images of a finished run: the report of its certificate.
 
-    Killed anywhere and called again it ends as if it had not been: a look belongs to the run and its claim.
+    Killed anywhere and called again it ends as if it had not been: a query belongs to the run and its claim.
     """
     run = RunFolder.open(path)
     if confidence is not None:

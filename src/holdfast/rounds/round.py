@@ -145,6 +145,7 @@ class Round:
                 **read_json(self.folder.state),
                 "status": status,
                 "parent": self.prepared.parent,
+                "start_seen": self.prepared.start_seen.describe()["record"],
                 "data": assembled.fingerprint,
                 "fingerprint": self.prepared.fingerprint,
                 "problems": [problem.__dict__ for problem in assembled.problems],

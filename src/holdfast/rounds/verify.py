@@ -60,7 +60,7 @@ class Difference:
 def difference(project: Project, before: str, after: str) -> Difference:
     """What flipped from one model to another, on dev images and those of retired sets."""
     older, newer = project.resolve(before), project.resolve(after)
-    old, new = _said(project, older), _said(project, newer)
+    old, new = _predicted(project, older), _predicted(project, newer)
     common = sorted(old.keys() & new.keys())
     if not common:
         raise UserError(
@@ -83,7 +83,7 @@ def difference(project: Project, before: str, after: str) -> Difference:
     return Difference(older, newer, examples, right, flips)
 
 
-def _said(project: Project, name: str) -> dict[str, tuple[str, str]]:
+def _predicted(project: Project, name: str) -> dict[str, tuple[str, str]]:
     """Label and prediction of every image that a model was judged by and that may be shown."""
     if name != FIRST:
         folder = project.folder(name)
@@ -189,7 +189,7 @@ def _check_records(project: Project) -> Iterator[str]:
 
 
 def _shared_seals(project: Project) -> list[str]:
-    """Sealed sets that are different sets, and still share images: one look at the first tells about the second."""
+    """Sealed sets that are different sets, and still share images: one query of the first tells about the second."""
     sets: dict[str, frozenset[str]] = {}
     notes: list[str] = []
     for item in project.history():
