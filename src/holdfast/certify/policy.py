@@ -104,8 +104,9 @@ class Resolved:
     def claimed(self, *tiers: str) -> dict[str, Any]:
         """The tasks of some tiers as :func:`holdfast.certify` is asked about them."""
         names = self.names(*tiers)
+        members = [member for name in names for member in self.pools.get(name, ())]
         return {
-            "tasks": [name for name in names if name not in self.pools],
+            "tasks": [*(name for name in names if name not in self.pools), *members],
             "pools": {name: self.pools[name] for name in names if name in self.pools},
             "margin": None,
             "margins": {name: self.margins[name] for name in names},

@@ -89,8 +89,8 @@ def _columns(
         "task": [sample.task for sample, _ in pairs],
     }
     named = [sample.group for sample, _ in pairs]
-    # Groups of one sample each say nothing that the ids do not.
-    repeated = max(Counter((sample.task, sample.group) for sample, _ in pairs).values()) > 1
+    # Groups of one sample each say nothing that the ids do not. A group may span tasks: those are then not independent.
+    repeated = max(Counter(named).values()) > 1
     used = group if repeated and all(name is not None for name in named) else None
     if used is not None:
         columns[used] = named
