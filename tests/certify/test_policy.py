@@ -93,8 +93,10 @@ def test_a_required_task_that_is_missing_keeps_the_gate_from_passing(
 ) -> None:
     old, new = logs(tmp_path, **{**WELL, **side})
     out, summary = tmp_path / "c.json", tmp_path / "s.md"
+    junit = tmp_path / "junit.xml"
     words = ("gate", write_policy(tmp_path), old, new, "--lm-eval", "--out", out, "--summary", summary, "--json")
-    assert shell(*words) == 4
+    assert shell(*words, "--junit", junit) == 4
+    assert 'failures="1"' in junit.read_text()
     assert list(shell.json["gate"]["missing"]) == ["gsm8k"]
     assert not out.exists()
     assert "missing, and required: gsm8k" in summary.read_text()
