@@ -367,7 +367,7 @@ def test_nemo_results(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_nemo_repeats_are_groups_and_totals_are_refused(tmp_path: Path, tried: Callable[..., None]) -> None:
-    tried("bad inputs", 2)
+    tried("bad inputs", 3)
     old = nemo_results(tmp_path / "old", [[1.0, 0.5]] * 20)
     joined = read_logs("nemo", old, old)
     assert (joined.group, joined.columns["old_score"][:2]) == ("problem", [1.0, 0.5])
@@ -376,6 +376,11 @@ def test_nemo_repeats_are_groups_and_totals_are_refused(tmp_path: Path, tried: C
     (tmp_path / "totals" / "results.yml").write_text("results: {}\n")
     with pytest.raises(UserError, match=r"results.yml has totals only"):
         read_logs("nemo", tmp_path / "totals", old)
+    other = old / "mmlu_pro" / "eval-other.json"
+    other.write_text(json.dumps({"benchmark": {"name": "gpqa"}}))
+    with pytest.raises(UserError, match="two in one folder"):
+        read_logs("nemo", old, old)
+    other.unlink()
     (old / "mmlu_pro" / "results.jsonl").unlink()
     with pytest.raises(UserError, match="is not a file"):
         read_logs("nemo", old, old)
@@ -427,6 +432,21 @@ def test_detections_by_box_and_by_image(shell: Shell, tmp_path: Path) -> None:
     values = dict(zip(joined.columns["example_id"], joined.columns["new_score"], strict=True))
     assert (values["0"], values["7"], values["8"]) == (pytest.approx(2 / 3), pytest.approx(0.8), 1.0)
     assert shell("certify", "--coco", truth, old, new, "--margin", "0.05", "--task-field", "x") == 2
+
+
+def test_boxes_of_an_image_are_a_group(shell: Shell, tmp_path: Path) -> None:
+    truth, old, new = coco_files(tmp_path)
+    content = json.loads(truth.read_text())
+    for image in range(0, 200, 2):  # a second cat, found by nobody
+        box = {"id": 1000 + image, "image_id": image, "category_id": 1, "bbox": [200, 200, 9, 9]}
+        content["annotations"].append(box)
+    truth.write_text(json.dumps(content))
+    words = ("certify", "--coco", truth, old, new, "--margin", "0.1", "--json")
+    assert shell(*words) == 2
+    assert "give --largest-unit 2 or more" in shell.err
+    assert shell(*words, "--largest-unit", "3") == 0
+    cat = shell.json["tasks"][0]
+    assert (cat["n"], cat["units"], cat["largest_unit"]) == (300, 200, 3.0)
 
 
 def test_matching_against_every_assignment() -> None:

@@ -41,10 +41,15 @@ def _bundles(path: Path) -> dict[str, Path]:
         named = value.get("benchmark") if isinstance(value, dict) else None
         if not isinstance(named, dict) or not isinstance(named.get("name"), str):
             raise UserError(f"{file} names no benchmark", expected=EXPECTED)
-        if named["name"] in found:
+        # Bundles of one folder would share its results.jsonl, which the last of them wrote.
+        other = next(
+            (item for name, item in found.items() if name == named["name"] or item.parent == file.parent), None
+        )
+        if other is not None:
             raise UserError(
-                f"{path} holds two results of {named['name']}",
-                found=f"{found[named['name']]} and {file}",
+                f"{path} holds two results of {named['name']}, or two in one folder",
+                expected="one folder for each benchmark",
+                found=f"{other} and {file}",
                 do="name the folder of one run",
             )
         found[named["name"]] = file
