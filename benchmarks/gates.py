@@ -134,7 +134,7 @@ def row(gate: str, n: int, margin: float, accuracy: float) -> tuple[float, float
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--margin", type=float, default=MARGIN)
     parser.add_argument("--accuracy", type=float, default=ACCURACY, help="of the old model, for the unpaired z")
     parser.add_argument("--markdown", action="store_true")

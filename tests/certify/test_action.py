@@ -242,7 +242,7 @@ def test_a_missing_ledger_is_not_an_empty_one(tmp_path: Path, tried: Callable[..
     arguments = [sys.executable, "-m", "holdfast", "claim", "old.csv", "--margin", "0.02", "--query-budget", "3"]
     subprocess.run(arguments, cwd=tmp_path, check=True)
     done = run(tmp_path, GOOD, margin="", **{"claim-file": "claim.toml"})
-    assert (done.returncode, "ledger-branch is not set" in done.stderr) == (2, True)
+    assert (done.returncode, "ledger-branch is not set" in done.stderr) == (2, True), done.stderr + done.stdout
 
 
 @pytest.mark.slow

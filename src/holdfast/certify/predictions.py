@@ -112,9 +112,11 @@ def certify(
     """
     layout = Layout(group, weight, score_range, largest_unit, equal_groups=equal_groups)
     paired, files = evidence(old, new, labels, layout)
-    check_rows(paired, distinct_rows, pools)
+    check_rows(paired, distinct_rows)
     present = paired.tasks()
     settings = settings_for(present, target, margin, margins, confidence, claim, tasks, pools, labels, distinct_rows)
+    if pools and not (paired.inspection.ids or distinct_rows):
+        raise no_ids("a pool, which counts an image once,")
     settings = replace(settings, layout=layout)
     if not (math.isfinite(lemma_constant) and lemma_constant >= 0):
         raise UserError(f"the constant C = {lemma_constant} of Lemma 1 is not usable", expected="a number from 0 on")
@@ -234,11 +236,9 @@ def settings_for(
     return Settings(by_task, confidence, Claim(claim), target, groups, list(labels), distinct_rows=distinct_rows)
 
 
-def check_rows(paired: Paired, distinct_rows: bool, pools: Mapping[str, Sequence[str]] | None = None) -> None:
+def check_rows(paired: Paired, distinct_rows: bool) -> None:
     """Refuse rows that repeat where no ids tell them apart, and a statement about rows that have ids."""
     inspection = paired.inspection
-    if pools and not (inspection.ids or distinct_rows):
-        raise no_ids("a pool, which counts an image once,")
     if inspection.ids and distinct_rows:
         raise UserError(
             "--distinct-rows and example ids at once",

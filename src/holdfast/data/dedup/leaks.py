@@ -65,10 +65,9 @@ class Pictures:
     problems: list[Problem] = field(default_factory=list[Problem])
     pictures: tuple[str, ...] = ()  # hashes of the pixels; without them the ids say which files are the same
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """What exact copies share."""
-        return self.pictures or self.ids
+    def keys_of(self, row: int) -> set[str]:
+        """What exact copies share, one of them at least: the bytes of the file, the pixels."""
+        return {self.ids[row], *(self.pictures[row : row + 1])}
 
     def take(self, rows: Sequence[int]) -> Pictures:
         """Some of them."""
@@ -236,11 +235,13 @@ def find_leaks(
     matches: dict[tuple[int, int], Match] = {}
     if b is not None:
         where: dict[str, list[int]] = defaultdict(list)
-        for row, picture in enumerate(b.keys):
-            where[picture].append(row)
-        for row, picture in enumerate(a.keys):
-            for other in where.get(picture, ()):
-                matches[row, other] = Match(row, other, "exact")
+        for row in range(len(b)):
+            for key in b.keys_of(row):
+                where[key].append(row)
+        for row in range(len(a)):
+            for key in a.keys_of(row):
+                for other in where.get(key, ()):
+                    matches[row, other] = Match(row, other, "exact")
     second = None if b is None else b.signatures
     for match in near_duplicates(a.signatures, second, distance=distance, least_correlation=least_correlation):
         matches.setdefault((match.a, match.b), match)
