@@ -50,6 +50,17 @@ def test_a_certificate_from_two_csv_files(tmp_path: Path) -> None:
     assert json.loads(held)["holds"]
 
 
+def test_logs_of_language_models_and_a_gate(tmp_path: Path) -> None:
+    out = run(tmp_path, str(EXAMPLES / "language_models.py"), str(tmp_path))
+    assert out.startswith("gsm8k: certified")
+    words = ("-m", "holdfast", "gate", str(EXAMPLES / "policy.toml"), "old", "new", "--lm-eval", "--json")
+    reported = json.loads(run(tmp_path, *words))
+    assert reported["verdict"] == "certified"
+    assert {row["task"]: row["n"] for row in reported["tasks"]} == {"arc_easy": 400, "gsm8k": 800, "mmlu": 600}
+    assert reported["gate"]["advisory"][0]["task"] == "ifeval"
+    assert reported["gate"]["not_measured"] == ["humaneval"]
+
+
 def test_a_plan_of_images(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "plan_images.py"))
     needed = [int(found) for found in re.findall(r"(\d+) images a class where", out)]

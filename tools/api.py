@@ -21,6 +21,8 @@ MODULES = (
     ("certify/claims.py", "Claims and verdicts"),
     ("certify/exact/power.py", "Planner"),
     ("certify/ledger.py", "Ledger of sealed sets"),
+    ("certify/harness/__init__.py", "Logs of other tools"),
+    ("certify/policy.py", "Policies of gates"),
     ("evaluate/metrics.py", "Measures of two models"),
     ("artifacts.py", "The run folder and its files"),
     ("rounds/project.py", "Projects"),

@@ -13,6 +13,7 @@ from holdfast.cli import app
 from tests.certify.helpers import rows, write_csv
 from tests.certify.test_certificate import FULL, run_folder
 from tests.certify.test_cli import Shell
+from tests.certify.test_harness import lm_line, lm_logs
 
 SPEC = {"clear": (19, 3, 1), "overcast": (18, 2, 2), "snowy": (17, 3, 0), "rainy": (15, 1, 1), "foggy": (14, 5, 0)}
 Outcome = tuple[int, str, tuple[str, ...]]  # exit code, what was printed, what was written
@@ -48,6 +49,31 @@ CERTIFY: dict[str, tuple[str, ...]] = {
     "--verbose": ("--verbose",),
     "--old": ("--old", "p.csv"),
     "--new": ("--new", "p.csv"),
+    "--lm-eval": ("--lm-eval",),
+    "--inspect": ("--inspect",),
+    "--nemo": ("--nemo",),
+    "--coco": ("--coco", "w"),
+    "--metric": ("--metric", "acc"),
+    "--task-field": ("--task-field", "subject"),
+    "--min-score": ("--min-score", "0.5"),
+    "--table": ("--table", "t.csv"),
+}
+# Beside the logs of two models.
+LOGS = {name: CERTIFY[name] for name in ("--confidence", "--claim", "--sequential", "--out", "--summary", "--json")}
+LOGS |= {
+    "--margin": ("--margin", "arc=0.4"),
+    "--target": ("--target", "arc"),
+    "--tasks": ("--tasks", "gsm8k"),
+    "--pool": ("--pool", "both=arc,gsm8k"),
+    "--group": ("--group", "subject"),
+    "--largest-unit": ("--largest-unit", "60"),
+    "--equal-groups": ("--equal-groups",),
+    "--score-range": ("--score-range", "0,2"),
+    "--metric": ("--metric", "acc_norm"),
+    "--task-field": ("--task-field", "subject", "--margin", "0.3"),
+    "--table": ("--table", "t.csv"),
+    "--labels": ("--labels", "a"),
+    "--min-score": ("--min-score", "0.5"),
 }
 PLAN: dict[str, tuple[str, ...]] = {
     "--tasks": ("--tasks", "7"),
@@ -115,7 +141,7 @@ def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").write_text("weights")
     monkeypatch.setenv("HOLDFAST_LEDGER", str(tmp_path / "ledger"))
-    written = [tmp_path / name for name in ("c.json", "s.md", "j.xml", "s.sarif", "ledger")]
+    written = [tmp_path / name for name in ("c.json", "s.md", "j.xml", "s.sarif", "ledger", "t.csv")]
 
     def call(*words: str) -> Outcome:
         code = shell(*words)
@@ -143,6 +169,21 @@ def test_every_pair_of_options_of_certify(
         return run("certify", "--predictions", "p.csv", "--margin", "0.2", *words)
 
     assert checked_pairs(CERTIFY, base, tried) > 30
+
+
+def test_every_pair_of_options_beside_logs(
+    run: Callable[..., Outcome], tmp_path: Path, tried: Callable[..., None]
+) -> None:
+    for folder, wrong in (("old", (1, 2, 3)), ("new", (3, 4))):
+        for place, task in enumerate(("arc", "gsm8k", "mmlu")):
+            lines = [lm_line(100 * place + k, float(k not in wrong), metric="acc") for k in range(60)]
+            both = [{**line, "metrics": ["acc", "acc_norm"], "acc_norm": float(k > 4)} for k, line in enumerate(lines)]
+            lm_logs(tmp_path / folder, task, both)
+
+    def base(*words: str) -> Outcome:
+        return run("certify", "--lm-eval", "old", "new", "--margin", "0.2", *words)
+
+    assert checked_pairs(LOGS, base, tried) > 30
 
 
 @pytest.mark.parametrize("base", [("--discordance", "0.02"), ("--predictions", "p.csv")])

@@ -224,7 +224,9 @@ def settings_for(
     for name in [*tasks, *([target] if target else []), *members]:
         if name not in present:
             raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
-    if len({*members, *tasks}) != len(members) + len(set(tasks)) or target in members or target in tasks:
+    # A list of tasks may hold the pooled ones too, all of them: it is then the whole claim, and no other task is in it.
+    both = set(members) & set(tasks)
+    if len(set(members)) != len(members) or both not in (set(), set(members)) or target in {*members, *tasks}:
         raise UserError("a task has two parts in the claim", expected="each task once: protected, pooled or the target")
     protected = sorted({*(tasks or present), *members} - {target})
     single = [name for name in protected if name not in set(members)]

@@ -110,15 +110,50 @@ def advice(row: Mapping[str, Any]) -> str:
 
 def input_lines(reported: Mapping[str, Any]) -> list[str]:
     """What was left out of the claim, what was stated in place of ids, and what looks wrong about the table."""
-    left_out, noticed = reported.get("left_out") or [], reported.get("input") or {}
-    lines = [f"warning: {warning}" for warning in noticed.get("warnings", [])]
+    told_beside = set((reported.get("gate") or {}).get("tiers", ()))  # advisory tasks have lines of their own
+    left_out = [row for row in reported.get("left_out") or [] if row["task"] not in told_beside]
+    noticed = reported.get("input") or {}
+    lines = [*source_lines(reported), *(f"warning: {warning}" for warning in noticed.get("warnings", []))]
     if left_out:
         shown = ", ".join(f"{row['task']} ({row['n']}, {row['difference'] * 100:+.2f} points)" for row in left_out[:10])
         more = f" and {len(left_out) - 10} more" if len(left_out) > 10 else ""
         lines.append(f"left out of the claim (images, change in accuracy): {shown}{more}")
     if noticed.get("distinct_rows"):
         lines.append("without example ids: it was stated that each row is another image")
-    return lines
+    return [*lines, *gate_lines(reported)]
+
+
+def source_lines(reported: Mapping[str, Any]) -> list[str]:
+    """Which logs were read, by which metrics, and what differs between them."""
+    source = reported.get("source")
+    if source is None:
+        return []
+    by_metric: dict[str, list[str]] = {}
+    for task, metric in source["metrics"].items():
+        by_metric.setdefault(metric, []).append(task)
+    scored = "; ".join(
+        f"{metric} ({', '.join(tasks[:5])}{f' and {len(tasks) - 5} more' if len(tasks) > 5 else ''})"
+        for metric, tasks in by_metric.items()
+    )
+    return [f"read from logs of {source['logs']}: {scored}", *(f"warning: {item}" for item in source["warnings"])]
+
+
+def gate_lines(reported: Mapping[str, Any]) -> list[str]:
+    """The tiers of a policy, what it requires and lacks, and the advisory tasks."""
+    gate = reported.get("gate")
+    if gate is None:
+        return []
+    tiers = {tier: [name for name, own in gate["tiers"].items() if own == tier] for tier in ("critical", "supporting")}
+    lines = [f"{tier}: {', '.join(names)}" for tier, names in tiers.items() if names]
+    lines += [f"missing, and required: {name} ({why})" for name, why in gate["missing"].items()]
+    if gate["not_measured"]:
+        lines.append(f"not measured, as the policy allows: {', '.join(gate['not_measured'])}")
+    lines += [
+        f"advisory: {row['task']}: {row['verdict']}, {row['difference'] * 100:+.2f} points on {row['n']} rows (margin "
+        f"{row['margin'] * 100:g})"
+        for row in gate["advisory"]
+    ]
+    return [*lines, gate["correction"]]
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.gate import Outputs, certify_files, read_claim
+from holdfast.cli.logs import (
+    Coco,
+    Inspect,
+    LmEval,
+    LogOptions,
+    Metric,
+    MinScore,
+    Nemo,
+    TableFile,
+    TaskField,
+    layout_for,
+)
 from holdfast.cli.options import check_same_claim, refuse_ignored
 from holdfast.errors import Exit, UserError
 
@@ -106,15 +118,25 @@ def certify(
     key: Annotated[
         Path | None, typer.Option("--sign", metavar="KEY", help="Sign the certificate with this SSH key.")
     ] = None,
+    lm_eval: LmEval = False,
+    inspect: Inspect = False,
+    nemo: Nemo = False,
+    coco: Coco = None,
+    metric: Metric = None,
+    task_field: TaskField = None,
+    min_score: MinScore = None,
+    table: TableFile = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Of a run: every class and the promise.")] = False,
 ) -> int:
     """Prove that no protected task lost more than its margin, or say what is missing.
 
-    Works on the predictions of any two models (OLD NEW: example_id,task,label,prediction; CSV or Parquet), or on the
-    sealed images of a run, under the ledger. With --ledger or --query-budget predictions are charged too: only pass or
-    not is shown until the set is retired. Exit code: 0 certified, 3 regressed, 4 undecided, 2 bad input or a spent set.
+    Works on the predictions of any two models (OLD NEW: example_id,task,label,prediction; CSV or Parquet), on the logs
+    of other tools (--lm-eval, --inspect, --nemo, --coco), or on the sealed images of a run, under the ledger. With
+    --ledger or --query-budget predictions are charged too: only pass or not is shown until the set is retired. Exit
+    code: 0 certified, 3 regressed, 4 undecided, 2 bad input or a spent set.
     """
+    logs = LogOptions(lm_eval, inspect, nemo, coco, tuple(metric or ()), task_field, min_score, table)
     run, tables = _given(paths or [])
     fixed_set = {"pool": pool, "lemma_constant": lemma_constant, "out": out}
     fixed_set |= {"query_budget": query_budget, "claim_file": claim_file}
@@ -125,12 +147,17 @@ def certify(
         of_tables = {"predictions": predictions, "old": old, "new": new, "target": target, "claim": claim}
         of_tables |= {"tasks": tasks, "labels": labels, "sequential": sequential, "distinct_rows": distinct_rows}
         of_tables |= layout
+        of_tables |= {"lm_eval": lm_eval, "inspect": inspect, "nemo": nemo, "coco": coco, "metric": metric}
+        of_tables |= {"task_field": task_field, "min_score": min_score, "table": table}
         refuse_ignored(
             "a run", {**of_tables, **fixed_set, **named}, "give either RUN or predictions: a run says the rest"
         )
         refuse_ignored("--json", {"verbose": as_json and verbose}, "leave --verbose out: --json prints everything")
     else:
         refuse_ignored("predictions", {"verbose": verbose}, "leave it out: it is for the sealed images of a run")
+        logs.check(
+            {"predictions": predictions, "old": old, "new": new, "labels": labels, "distinct_rows": distinct_rows}
+        )
     if sequential:
         other = {**fixed_set, **named, **layout, "claim": None if claim == "all" else claim, "ledger": ledger}
         refuse_ignored(
@@ -146,9 +173,6 @@ def certify(
     outputs.check(of_run=run is not None)
     if run is not None:
         return _certify_run(run, margins_of(margin), confidence, ledger, outputs, as_json, verbose)
-    from holdfast.certify.predictions import certify_sequentially
-    from holdfast.cli.verdicts import print_json, print_report, print_sealed
-
     default, single = margins_of(margin)
     claimed: dict[str, Any] = {
         "target": target,
@@ -159,35 +183,54 @@ def certify(
         "labels": names_of(labels),
         "distinct_rows": distinct_rows,
     }
-    files = _files([*tables, *(predictions or [])], old, new)
-    if sequential:
-        reported = certify_sequentially(*files, **claimed)
-    else:
-        fixed = {"margin": margin, "confidence": confidence, "target": target, "tasks": tasks, "pool": pool}
-        own = None if claim == "all" else claim  # what is claimed without a word
-        written = read_claim(
-            claim_file, {**fixed, "labels": labels, "query-budget": query_budget, "claim": own, **layout}
-        )
-        reported = certify_files(
+    fixed = {"margin": margin, "confidence": confidence, "target": target, "tasks": tasks, "pool": pool}
+    own = None if claim == "all" else claim  # what is claimed without a word
+    fixed |= {"labels": labels, "query-budget": query_budget, "claim": own}
+
+    def test(files: Sequence[Path], layout: dict[str, Any], source: dict[str, Any] | None = None) -> dict[str, Any]:
+        if sequential:
+            from holdfast.certify.predictions import certify_sequentially
+
+            return certify_sequentially(*files, **claimed)
+        return certify_files(
             files,
             {**claimed, **layout, "claim": claim or "all", "pools": pools_of(pool or [])},
-            written,
+            read_claim(claim_file, {**fixed, **layout}),
             (ledger, query_budget),
             outputs,
             {name.replace("_", " "): path for name, path in named.items() if path is not None},
+            source,
             lemma_constant=lemma_constant or 0.0,
             workers=min(4, os.cpu_count() or 1),
         )
-    outputs.write(reported, files[-1])
+
+    if logs.kind is None:
+        tables = list(_files([*tables, *(predictions or [])], old, new))
+        reported = test(tables, layout)
+    else:
+        joined = logs.read(tables, layout)
+        if joined.group is not None:
+            groups = {"sequential": sequential, "claim_file": claim_file}
+            refuse_ignored(f"groups (the {joined.group} of a row)", groups, "leave it out: it is for single rows")
+        with logs.written(joined, out) as made:
+            reported = test((made,), layout_for(joined, layout), joined.source())
+    outputs.write(reported, tables[-1])
+    print_verdict(reported, outputs, as_json=as_json)
+    return int(EXITS[reported["verdict"]])
+
+
+def print_verdict(reported: dict[str, Any], outputs: Outputs, *, as_json: bool) -> None:
+    """The report on predictions: as JSON, the one bit of a set that is charged for, or in full."""
+    from holdfast.cli.verdicts import print_json, print_report, print_sealed
+
     if as_json:
         print_json(reported)
     elif "sealed" in reported:
         print_sealed(reported)
-        if out is not None and not reported["sealed"]["passed"]:
+        if outputs.certificate is not None and not reported["sealed"]["passed"]:
             print("no certificate was written: the query did not pass.")
     else:
         print_report(reported)
-    return int(EXITS[reported["verdict"]])
 
 
 def plan(

@@ -96,9 +96,13 @@ def certify_files(
     ledger: tuple[Path | None, int | None],
     outputs: Outputs,
     named: Mapping[str, Path],
+    source: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Test predictions, under the ledger where a ledger or a budget of queries is given; the report."""
+    """Test predictions, under the ledger where a ledger or a budget of queries is given; the report.
+
+    ``source`` are the logs that the predictions were read from, as a certificate tells about them.
+    """
     from holdfast.certify.charged import CLAIM, certify_charged
 
     if claim is not None:
@@ -107,13 +111,13 @@ def certify_files(
     if claim is not None and folder is not None and budget is None:
         raise UserError(f"--ledger with a claim without a budget: {claim.path}", expected="query_budget in the claim")
     if folder is None and budget is None:
-        return _certify_freely(
-            files, claimed, claim, outputs, {**named, **({CLAIM: claim.path} if claim else {})}, more
-        )
+        named = {**named, **({CLAIM: claim.path} if claim else {})}
+        return _certify_freely(files, claimed, claim, outputs, named, source, more)
     from holdfast.certify.ledger import Ledger, default_ledger
 
     book = Ledger(default_ledger() if folder is None else folder)
     result = certify_charged(files, book, budget or 1, claimed, claim_file=claim, **more)
+    _tell_source(result.report, source)
     if outputs.certificate is not None and result.write(outputs.certificate, named):
         outputs.sign(outputs.certificate)
     return result.report
@@ -125,6 +129,7 @@ def _certify_freely(
     claim: ClaimFile | None,
     outputs: Outputs,
     named: Mapping[str, Path],
+    source: Mapping[str, Any] | None,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
     from holdfast.certify.predictions import certify
@@ -134,7 +139,13 @@ def _certify_freely(
 
         claim.check_examples(read_examples(files[0]), str(files[0]))
     result = certify(*files, **claimed, **more)
+    _tell_source(result.report, source)
     if outputs.certificate is not None:
         result.write(outputs.certificate, named)
         outputs.sign(outputs.certificate)
     return result.to_json()
+
+
+def _tell_source(reported: dict[str, Any], source: Mapping[str, Any] | None) -> None:
+    if source is not None:
+        reported["source"] = dict(source)

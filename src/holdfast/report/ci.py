@@ -23,6 +23,7 @@ RULES = {
     "regressed": "A task lost more than its margin, and that is shown",
     "undecided": "The evidence does not suffice to certify a task within its margin",
     "not-passed": "A query of a sealed set did not pass",
+    "missing": "A task that the policy of a gate requires was not measured",
 }
 
 
@@ -45,6 +46,8 @@ def cases(reported: Mapping[str, Any]) -> list[Case]:
         return [Case(f"sealed set {sealed['set'][7:19]}", None if passed else "not-passed", message)]
     target = reported.get("target")
     found = [_case(row, reported, row["task"]) for row in reported["tasks"]]
+    missing = (reported.get("gate") or {}).get("missing", {})
+    found += [Case(name, "missing", f"{name}: required by the policy, {why}") for name, why in missing.items()]
     return [*found, *([_case(target, reported, f"{target['task']} (target)")] if target else [])]
 
 
