@@ -28,13 +28,21 @@ def signature_path(path: Path) -> Path:
 
 
 def check_key(key: Path) -> None:
-    """Refuse beforehand what cannot sign: a key that is not there, a machine without OpenSSH."""
+    """Refuse beforehand what cannot sign: a key that is not there or is none, a machine without OpenSSH."""
     _program()
     if not key.is_file():
         raise UserError(
             f"the key {key} does not exist",
             expected="the file of a private SSH key (or of a public one whose private half ssh-agent holds)",
             do="make one with: ssh-keygen -t ed25519",
+        )
+    tried = _run("sign", "-f", str(key), "-n", NAMESPACE)
+    if tried.returncode != 0:
+        raise UserError(
+            f"{key} cannot sign",
+            expected="a private SSH key, or a public one whose private half ssh-agent holds",
+            found=_last_line(tried.stderr),
+            do="nothing was written",
         )
 
 

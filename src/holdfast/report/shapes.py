@@ -61,7 +61,7 @@ _TESTED: dict[str, Shape] = {
 _BIT: dict[str, Shape] = {
     "verdict": one_of(*Verdict),
     "tasks": [_ROW],
-    "sealed": Maybe({"retired": Maybe(flag), "looks": Maybe(count), "queries": Maybe(count)}),
+    "sealed": Maybe({"retired": Maybe(flag), "set": Maybe(text), "looks": Maybe(count), "queries": Maybe(count)}),
 }
 _FULL: dict[str, Shape] = {**_BIT, "level": _SHARE, "tasks": Filled([_TESTED]), "target": Maybe(_TESTED)}
 _CONFIG: dict[str, Shape] = {
