@@ -159,9 +159,8 @@ def run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     return call
 
 
-@pytest.mark.parametrize(
-    "columns", [pytest.param("task,label,old,new", marks=pytest.mark.slow), "example_id,task,label,old,new"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", ["task,label,old,new", "example_id,task,label,old,new"])
 def test_every_pair_of_options_of_certify(
     run: Callable[..., Outcome], tmp_path: Path, columns: str, tried: Callable[..., None]
 ) -> None:
