@@ -47,7 +47,9 @@ ROUND: dict[str, Any] = {
     "certify": {"margin": 0.99, "target_gain": False},
     "candidates": {"target_bias": [0.0], "interpolation": [0.0, 1.0]},
 }
-SKIPPED = ("metrics.jsonl", "checkpoints/")  # how fast training was; the optimizer's state
+# How fast training was; the optimizer's state; the empty file of a lock, which a process that dies does not hold: one
+# that is killed after its last write leaves it, and going on with a finished run changes nothing.
+SKIPPED = ("metrics.jsonl", "checkpoints/", ".lock")
 
 
 def in_child(work: Callable[[], object], kill_at: int = 0, count: Path | None = None) -> int:
