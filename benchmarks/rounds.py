@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -183,7 +184,8 @@ def run(walks: Sequence[Walk], jobs: int, keep: Path | None) -> list[dict[str, A
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """By source and size: how many rounds were certified, and the chances beside it."""
     rows = ["| photographs | images a class | rounds | stopped by the plan | certified | planned | predicted "
-            "| kept every margin | gain | worst class |", "| --- " + "| ---: " * 9 + "|"]  # fmt: skip
+            "| margins, points | kept every margin | gain | worst class |",
+            "| --- " + 10 * "| ---: " + "|"]  # fmt: skip
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         groups[f"{line['source']} {line['prefix']}".strip(), f"{line['size']:04d}"].append(line)
@@ -197,10 +199,44 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             f"| {source} | {size.lstrip('0')} | {len(group)} | {len(stopped)} | {len(certified)} of {len(ran)} "
             f"| {_mean([line['planned'] for line in ran if line.get('planned') is not None], 100)} % "
             f"| {_mean([line['predicted'] for line in ran if line.get('predicted') is not None], 100)} % "
+            f"| {_margins_of(group)} "
             f"| {sum(line['kept'] for line in judged_ if 'kept' in line)} of {len(judged_)} "
             f"| {_mean([line['gain'] for line in judged_], 100, '+.1f')} "
             f"| {min((100 * line['worst'] for line in judged_), default=float('nan')):+.1f} |"
         )
+    return "\n".join(rows)
+
+
+def _margins_of(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Least, median and greatest margin of the protected classes that were tested."""
+    margins = [row[4] for line in lines for row in line.get("sealed", ()) if row[0] != line["target"]]
+    if not margins:
+        return "–"
+    return f"{100 * min(margins):g} / {100 * statistics.median(margins):g} / {100 * max(margins):g}"
+
+
+def kinds(lines: Sequence[Mapping[str, Any]]) -> str:
+    """By how the tested candidate was made: how often it passed and, where it shipped, its flips on the rest."""
+    rows = [
+        "| tested | target bias | rounds | passed | lost | gained | worst class, mean |",
+        "| --- " + "| ---: " * 6 + "|",
+    ]
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for line in lines:
+        name = str(line.get("tested") or "")
+        bias = float(name.partition("-bias")[2] or 0)
+        kind = ("no candidate", "") if not name else ("refit" if name.startswith("refit") else "trained weights",
+                                                      "1 and more" if bias >= 1 else "below 1")  # fmt: skip
+        groups[kind].append(line)
+    for (kind, bias), group in sorted(groups.items()):
+        flips = [[counts for name, counts in line["flips"].items() if name != line["target"]]
+                 for line in group if "flips" in line]  # fmt: skip
+        images = sum(n for counts in flips for n, _, _ in counts)
+        lost, gained = (sum(row[place] for counts in flips for row in counts) for place in (2, 1))
+        worst = [max((c - b) / n for n, b, c in counts) for counts in flips]
+        shares = f"{100 * lost / images:.2f} % | {100 * gained / images:.2f} %" if images else "– | –"
+        passed = sum(line.get("verdict") == "certified" for line in group)
+        rows.append(f"| {kind} | {bias} | {len(group)} | {passed} | {shares} | {_mean(worst, 100, '.1f')} points |")
     return "\n".join(rows)
 
 
@@ -227,7 +263,8 @@ def main() -> None:
     shows.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.command == "table":
-        print(table([line for part in json.loads(options.results.read_text()) for line in part["rounds"]]))
+        lines = [line for part in json.loads(options.results.read_text()) for line in part["rounds"]]
+        print(table(lines), kinds(lines), sep="\n\n")
         return
     walks = [
         Walk(options.source.resolve(), options.prefix, target, int(size), seed, options.model, options.quick)
@@ -239,7 +276,7 @@ def main() -> None:
     parts = json.loads(options.out.read_text()) if options.out.exists() else []
     parts.append({"machine": machine(), "commit": commit(), "rounds": lines})
     options.out.write_text(json.dumps(parts) + "\n")
-    print(table(lines))
+    print(table(lines), kinds(lines), sep="\n\n")
 
 
 if __name__ == "__main__":
