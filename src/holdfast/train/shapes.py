@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from holdfast.train.compute_mode import compute_mode
 from holdfast.train.loop import TrainSpec
 
 _WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
+
+
+Form = Literal["default", "published"]
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,10 @@ def train_config(shape: Shape, **changes: object) -> TrainConfig:
 
 
 def made_up_run(
-    shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool
+    shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool, form: Form = "default"
 ) -> tuple[Method, TrainSpec]:
     """The method over random weights, ready to be measured."""
-    method_config = HoldfastConfig(form="published", research=ResearchConfig(views="paired" if paired else "clean"))
+    method_config = HoldfastConfig(form=form, research=ResearchConfig(views="paired" if paired else "clean"))
     towers = load_towers(shape.architecture, None, seed=0)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
