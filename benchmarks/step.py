@@ -40,9 +40,8 @@ def measure_shape(
 ) -> Figures:
     shape = SHAPES[shape_name]
     config = train_config(shape, **changes)
-    size = 224 if shape.architecture.startswith("ViT") else 32
     path = folder / f"{shape_name}.bin"
-    pixels = write_pictures(path, shape.images, size)
+    pixels = write_pictures(path, shape.images, shape.size)
     method, plan = made_up_run(
         shape, made_up_round(shape, pixels), config, runtime, paired=views == "paired", form=form
     )

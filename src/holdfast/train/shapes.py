@@ -41,12 +41,15 @@ class Shape:
     target_pairs: int = 4096
     images: int = 2048  # pictures in the file; rows are used again
     constraint_per_task: int = 8
+    size: int = 224  # pixels
 
 
 SHAPES = {
     "bdd100k": Shape("ViT-B-16", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
     "places365": Shape("ViT-B-16", 364, 64, 240, 2, "the scene is a {}", 0.01),
-    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512),
+    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512, size=32),
+    "small": Shape("parts-128", 6, 256, None, 17, "a photo of a {}", 0.05, constraint_per_task=100, size=128),
+    "bdd100k-large": Shape("ViT-L-14", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
 }
 
 
