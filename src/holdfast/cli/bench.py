@@ -20,7 +20,7 @@ def bench(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="A made-up round instead: bdd100k, places365 (ViT-B/16), bdd100k-large (ViT-L/14), small (parts) or tiny."
+            help="A made-up round: bdd100k, places365 (ViT-B/16), bdd100k-large (ViT-L/14), small (parts), tiny."
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after a warm-up.")] = 50,
