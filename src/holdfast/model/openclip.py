@@ -21,6 +21,7 @@ from torch import Tensor
 from holdfast.artifacts import read_json
 from holdfast.data.images import SQUASH
 from holdfast.errors import HoldfastError, UserError, nearest
+from holdfast.model.conse import ConseTowers
 from holdfast.model.image_towers import ImageTowers
 from holdfast.model.openclip_towers import OpenClipTowers, create_model
 from holdfast.model.parts import PartTowers
@@ -47,7 +48,7 @@ def architecture_config(architecture: str) -> dict[str, Any]:
     except Exception as error:
         raise UserError(f"the architecture {architecture!r} could not be read", found=str(error)) from error
     if config is None:
-        known = [*ARCHITECTURES, "parts", *open_clip.list_models()]
+        known = [*ARCHITECTURES, "parts", "conse", *open_clip.list_models()]
         raise UserError(f"unknown architecture {architecture!r}", do=nearest(architecture, known))
     return config
 
@@ -56,10 +57,13 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
     """Towers of an architecture with the given weights.
 
     ``weights`` is a local file (safetensors, or a torch file that holds nothing but tensors), an OpenCLIP tag, or None
-    for random weights drawn from ``seed``. The architecture ``"parts"`` is the one of :mod:`holdfast.model.parts`.
+    for random weights drawn from ``seed``. The architectures ``"parts"`` and ``"conse"`` are those of
+    :mod:`holdfast.model.parts` and :mod:`holdfast.model.conse`.
     """
     if architecture == "parts" or architecture.startswith("parts-"):
         return PartTowers.load(architecture, weights, seed=seed)
+    if architecture == "conse" or architecture.startswith("conse-"):
+        return ConseTowers.load(architecture, weights, seed=seed)
     config = architecture_config(architecture)
     preprocess: dict[str, Any] = {}
     path: Path | None = None
@@ -219,6 +223,7 @@ def _build_openclip(spec: dict[str, Any], assets: dict[str, bytes]) -> TwoTowers
 TOWERS: dict[str, Callable[[dict[str, Any], dict[str, bytes]], TwoTowers]] = {
     "openclip": _build_openclip,
     "parts": PartTowers.from_spec,
+    "conse": ConseTowers.from_spec,
     "transformers": TransformersTowers.from_spec,
     "image": ImageTowers.from_spec,
 }
