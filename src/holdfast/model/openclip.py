@@ -22,6 +22,7 @@ from holdfast.artifacts import read_json
 from holdfast.data.images import SQUASH
 from holdfast.errors import HoldfastError, UserError, nearest
 from holdfast.model.conse import ConseTowers
+from holdfast.model.devsafety import has_heads
 from holdfast.model.image_towers import ImageTowers
 from holdfast.model.openclip_towers import OpenClipTowers, create_model
 from holdfast.model.parts import PartTowers
@@ -80,6 +81,19 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
     if path is not None:
         _load_file(model, path, architecture)
     return OpenClipTowers(architecture, config, _preprocess(model, preprocess), model)
+
+
+def towers_from_state(architecture: str, state: dict[str, Tensor], path: Path, *, quick_gelu: bool) -> OpenClipTowers:
+    """Towers with weights under OpenCLIP's names; the activation belongs to the weights, whatever the name says."""
+    config = architecture_config(architecture) | {"quick_gelu": quick_gelu}
+    with torch.random.fork_rng(devices=[]), _quiet():
+        model = create_model(config)
+    _check_positions(model, state, path, architecture)
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise _another_architecture(path, architecture, error) from error
+    return OpenClipTowers(architecture, config, _preprocess(model, {}), model)
 
 
 def load_folder(folder: Path) -> OpenClipTowers:
@@ -161,6 +175,11 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
             found=(str(error).splitlines() or [type(error).__name__])[0],
             do="the file is truncated, or no checkpoint: fetch it again",
         ) from error
+    if has_heads(state):
+        raise UserError(
+            f"{path} is a checkpoint with task-dependent heads",
+            do=f"make a model folder of it: holdfast import {path} OUT --architecture {architecture} --classes FILE",
+        )
     _check_positions(model, state, path, architecture)
     del state
     try:
@@ -169,13 +188,17 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
     except HoldfastError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"{path} holds the weights of another architecture",
-            expected=f"those of {architecture}",
-            found=" ".join(lines[1:2]) or repr(error),
-            do="name the architecture that the checkpoint was made with",
-        ) from error
+        raise _another_architecture(path, architecture, error) from error
+
+
+def _another_architecture(path: Path, architecture: str, error: Exception) -> UserError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return UserError(
+        f"{path} holds the weights of another architecture",
+        expected=f"those of {architecture}",
+        found=(" ".join(lines[1:2]) or repr(error))[:300],
+        do="name the architecture that the checkpoint was made with",
+    )
 
 
 def _check_positions(model: Any, state: dict[str, Any], path: Path, architecture: str) -> None:
