@@ -139,7 +139,6 @@ def batch_of(
         negative_texts=Texts(tokenize([data.negatives.texts[i] for i in n])),
         negative_index=torch.from_numpy(n),
         protected_images=Images(_floats(data.constraint.images(p))),
-        protected_old_images=None,
         protected_task=torch.from_numpy(labels),
         protected_index=torch.from_numpy(p),
         tasks=torch.from_numpy(np.unique(data.constraint.labels[np.asarray(protected, dtype=np.int64)])),

@@ -143,9 +143,10 @@ class ViewSettings:
     """Which pictures are seen through random views, and how far a view may stray."""
 
     augment_pairs: bool  # target pairs and negatives
-    protected: str  # "clean", "paired" (one random view through both models) or "mismatched" (random new, clean old)
+    protected: str  # "clean", "paired" (one random view, for both models) or "mismatched" (random; the old sees clean)
     crop_scale: tuple[float, float]
     flip: bool
+    rotation: float = 0.0  # degrees, either way
 
 
 class Tokens:
@@ -172,7 +173,7 @@ class Tokens:
         return torch.from_numpy(self._tokens[rows].astype(np.int64))
 
 
-_Pictures = tuple[Images, Images, Images, Images | None]  # target, negatives, protected, and those for w_old alone
+_Pictures = tuple[Images, Images, Images]  # target, negatives, protected
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class BatchMaker:
         target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
         protected_index = over(torch.from_numpy(protected))
         target_tokens, negative_tokens = self._tokens(target, negatives)
-        target_images, negative_images, protected_images, protected_old_images = (
+        target_images, negative_images, protected_images = (
             self._read(draw, target, negatives, protected)
             if self.images is None
             else _kept(self.images, target_index, negative_index, protected_index)
@@ -244,7 +245,6 @@ class BatchMaker:
             negative_texts=Texts(over(negative_tokens), texts and texts.negatives.rows(negative_index)),
             negative_index=negative_index,
             protected_images=protected_images,
-            protected_old_images=protected_old_images,
             protected_task=over(torch.from_numpy(data.constraint.labels[protected])),
             protected_index=protected_index,
             tasks=over(torch.from_numpy(draw.tasks)),
@@ -258,12 +258,10 @@ class BatchMaker:
     def _read(self, draw: Draw, target: np.ndarray, negatives: np.ndarray, protected: np.ndarray) -> _Pictures:
         """Pictures as each is seen in this step."""
         data, pair_views = self.data, self._pair_views(draw)
-        constraint = self._pixels(data.constraint, protected)
         return (
             self._normalized(self._pixels(data.target, target), pair_views and pair_views[0]),
             self._normalized(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
-            self._normalized(constraint, self._protected_view(draw)),
-            self._normalized(constraint, None) if self.views.protected == "mismatched" else None,
+            self._normalized(self._pixels(data.constraint, protected), self._protected_view(draw)),
         )
 
     def _tokens(self, target: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -319,7 +317,10 @@ class BatchMaker:
 
     def _views(self, count: int, seed: int) -> View:
         # Drawn for all ranks together, then shared out: a picture's view does not depend on the number of ranks.
-        views = random_views(count, seed, crop_scale=self.views.crop_scale, flip=self.views.flip)
+        settings = self.views
+        views = random_views(
+            count, seed, crop_scale=settings.crop_scale, flip=settings.flip, rotation=settings.rotation
+        )
         return views[slice(self.runtime.rank, None, self.runtime.world)]
 
     def _pair_views(self, draw: Draw) -> tuple[View, View] | None:
@@ -342,7 +343,7 @@ def _kept(images: KeptImages, target: Tensor, negatives: Tensor, protected: Tens
     def rows(kept: Kept, positions: Tensor) -> Images:
         return Images(None, kept.rows(positions))
 
-    return rows(images.target, target), rows(images.negatives, negatives), rows(images.protected, protected), None
+    return rows(images.target, target), rows(images.negatives, negatives), rows(images.protected, protected)
 
 
 def batches(sampler: RoundSampler, maker: BatchMaker, start: int, stop: int, ahead: int = 2) -> Iterator[Batch]:

@@ -154,7 +154,7 @@ def _choose_trainable(method: Method, config: RoundConfig) -> None:
     if linear:
         model.use_linear().requires_grad_(True)
     elif method.uses_heads and config.model.head_rank > 0:
-        model.begin_round(config.model.head_rank, derive_seed(config.seed, "heads"))
+        method.begin_heads(config.model.head_rank, derive_seed(config.seed, "heads"))
 
 
 def _fingerprint(config: Config, data: str, parent: str) -> str:
@@ -167,4 +167,4 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
 
 def view_settings(train: TrainConfig, method_config: MethodConfig) -> ViewSettings:
     """Random views of pairs as [train] says, of protected images as the method says."""
-    return ViewSettings(train.augment, method_config.protected_views(), train.crop_scale, train.flip)
+    return ViewSettings(train.augment, method_config.protected_views(), train.crop_scale, train.flip, train.rotation)
