@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,15 @@ def batch_of(
         target_total=totals[0],
         negative_total=totals[1],
         protected_total=totals[2],
+    )
+
+
+def with_second_views(batch: Batch) -> Batch:
+    """The batch with its target and protected pictures once more, mirrored."""
+    return replace(
+        batch,
+        target_images_again=Images(batch.target_images.pixels.flip(3)),
+        protected_images_again=Images(batch.protected_images.pixels.flip(3)),
     )
 
 

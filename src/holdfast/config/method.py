@@ -51,6 +51,10 @@ class MethodConfig(Config):
         """Views of constraint images: the evaluation view, a random one, or random for the new model alone."""
         return "clean"
 
+    def two_views(self) -> bool:
+        """Whether a step sees target and constraint images through two random views each, where views are random."""
+        return False
+
     def head_learning_rate(self, learning_rate: float) -> float | None:
         """Learning rate of the task-dependent heads, given that of the rest; None for the same."""
         return None

@@ -147,6 +147,7 @@ class ViewSettings:
     crop_scale: tuple[float, float]
     flip: bool
     rotation: float = 0.0  # degrees, either way
+    two: bool = False  # target and protected pictures are seen through a second random view, too
 
 
 class Tokens:
@@ -253,7 +254,18 @@ class BatchMaker:
             protected_total=len(draw.protected),
             text_rows=None if texts else self._rows(target_tokens, negative_tokens),
             prompts=texts and texts.prompts,
+            target_images_again=self._again(draw, "target", data.target, target, len(draw.target)),
+            protected_images_again=self._again(draw, "protected", data.constraint, protected, len(draw.protected)),
         )
+
+    def _again(
+        self, draw: Draw, which: str, examples: PairSet | LabelledSet, positions: np.ndarray, total: int
+    ) -> Images | None:
+        """The same pictures through another random view, where a step has two."""
+        if not self.views.two:
+            return None
+        view = self._views(total, derive_seed(draw.view_seed, which, "again"))
+        return self._normalized(self._pixels(examples, positions), view)
 
     def _read(self, draw: Draw, target: np.ndarray, negatives: np.ndarray, protected: np.ndarray) -> _Pictures:
         """Pictures as each is seen in this step."""

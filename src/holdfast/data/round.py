@@ -252,6 +252,8 @@ class Batch:
     protected_total: int
     text_rows: TextRows | None = None  # how target, negative and prompt tokens share rows, where the towers can
     prompts: Kept | None = None  # features of all class prompts under a frozen text tower
+    target_images_again: Images | None = None  # [B] through a second random view, for methods that take two
+    protected_images_again: Images | None = None  # [P]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

@@ -167,4 +167,6 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
 
 def view_settings(train: TrainConfig, method_config: MethodConfig) -> ViewSettings:
     """Random views of pairs as [train] says, of protected images as the method says."""
-    return ViewSettings(train.augment, method_config.protected_views(), train.crop_scale, train.flip, train.rotation)
+    two = train.augment and method_config.two_views()
+    protected = "paired" if two else method_config.protected_views()
+    return ViewSettings(train.augment, protected, train.crop_scale, train.flip, train.rotation, two)
