@@ -52,7 +52,7 @@ def steps(data: RoundData, method: FormMethod) -> list[Batch]:
         batch_of(data, [0, 1, 2], [0, 1, 3, 4], [0, 1, 3, 4, 5, 6], tokenize),
         batch_of(data, [1, 3], [1, 2], [2, 4, 7, 8], tokenize),
     ]
-    if method.config.form != "authors":
+    if not method.form.is_authors:
         return found
     return [replace(batch, protected_images=Images(batch.protected_images.pixels.flip(3))) for batch in found]
 
@@ -68,7 +68,7 @@ class Naive:
     """G_1 and G_2 as surrogates, from sums over single pictures; moving averages in dictionaries."""
 
     def __init__(self, method: FormMethod, data: RoundData) -> None:
-        self.method, self.data, self.authors = method, data, method.config.form == "authors"
+        self.method, self.data, self.authors = method, data, method.form.is_authors
         self.pairs: dict[tuple[str, int], float] = {}
         self.tasks: dict[int, float] = {}
 

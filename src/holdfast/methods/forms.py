@@ -80,12 +80,12 @@ class FormMethod(Method):
 
     def __init__(self, model: Classifier, form: FormConfig) -> None:
         super().__init__(model)
-        self._form = form
+        self.form = form
         self._encode_negatives: EncodeTexts | None = None  # None: plain W, as without heads
 
     def begin_heads(self, rank: int, seed: int) -> None:
         """A head for every class; in the authors' code also one for the negatives, new in every round."""
-        if not self._form.is_authors:
+        if not self.form.is_authors:
             super().begin_heads(rank, seed)
             return
         heads, projection = self.model.heads, self.model.towers.projection
