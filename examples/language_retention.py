@@ -1,13 +1,12 @@
 """Teach a language model one skill and keep two, with transformers and RetentionPenalty; a test says what ships.
 
-python examples/language_retention.py MODEL [STEPS] [HELD_OUT]    MODEL: a transformers folder, or a GGUF file
+python examples/language_retention.py FOLDER [GGUF_FILE]    of transformers, or with a GGUF file in it
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from pathlib import Path
 from random import Random
 
 import torch
@@ -34,30 +33,27 @@ def grade(model, tokenizer, item: tuple[str, str]) -> tuple[torch.Tensor, bool]:
     return cross_entropy(logits, answer[0]), bool((logits.argmax(dim=1) == answer[0]).all())
 
 
-def main(path: Path, steps: int = 200, held_out: int = 300) -> None:
+def main(folder: str, file: str | None = None, steps: int = 200, held_out: int = 300) -> None:
     """Train under one constraint a skill, then test new items: no skill lost 5 points, and the second word gained."""
-    folder, file = (path.parent, path.name) if path.suffix == ".gguf" else (path, None)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    old = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
-    new, penalty, random = copy.deepcopy(old), holdfast.RetentionPenalty(num_tasks=2), Random(0)
+    old = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval().requires_grad_(False)
+    new, penalty, random = copy.deepcopy(old).requires_grad_(True), holdfast.RetentionPenalty(num_tasks=2), Random(0)
     optimizer, tasks = torch.optim.AdamW(new.parameters(), 5e-5), torch.tensor([0, 1] * 4)
     for _ in range(steps):
         wanted, kept = [draw("second", random) for _ in tasks], [draw(list(SKILLS)[task], random) for task in tasks]
-        target_losses, new_losses = (torch.stack([grade(new, tokenizer, x)[0] for x in xs]) for xs in (wanted, kept))
-        with torch.no_grad():
-            old_losses = torch.stack([grade(old, tokenizer, item)[0] for item in kept])
+        batches = [(new, wanted), (new, kept), (old, kept)]
+        losses = [torch.stack([grade(model, tokenizer, item)[0] for item in items]) for model, items in batches]
         optimizer.zero_grad()
-        (target_losses.mean() + penalty(new_losses, old_losses, tasks).penalty).backward()
+        (losses[0].mean() + penalty(losses[1], losses[2], tasks).penalty).backward()
         optimizer.step()
-    with torch.no_grad():
-        items = [(skill, draw(skill, random)) for skill in SKILLS for _ in range(held_out)]
-        rights = [[grade(model, tokenizer, item)[1] for _, item in items] for model in (old, new)]
-    table = dict(zip(("old_correct", "new_correct"), rights, strict=True), task=[skill for skill, _ in items])
-    result = holdfast.certify({**table, "example_id": range(len(items))}, target="second", margin=0.05)
+    items = [(skill, draw(skill, random)) for skill in SKILLS for _ in range(held_out)]
+    right = [[grade(model, tokenizer, item)[1] for _, item in items] for model in (old, new)]
+    table = {"example_id": range(len(items)), "task": [skill for skill, _ in items]}
+    result = holdfast.certify({**table, "old_correct": right[0], "new_correct": right[1]}, target="second", margin=0.05)
     for task in (*result.tasks.values(), result.target):
         print(f"{task.counts.task}: {task.counts.gained} gained, {task.counts.lost} lost: {task.verdict}")
     print(f"{result.verdict}: the {'new' if result.certified else 'old'} model ships")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(*sys.argv[1:3])
