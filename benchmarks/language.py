@@ -222,7 +222,7 @@ def run(arguments: argparse.Namespace) -> None:
     result: dict[str, Any] = {"settings": settings, "machine": machine(), "commit": commit(), "studies": []}
     if arguments.out.exists() and json.loads(arguments.out.read_text())["settings"] == settings:
         result["studies"] = json.loads(arguments.out.read_text())["studies"]
-    done = {(study["method"], study["seed"]) for study in result["studies"]}
+    done = {(made["method"], made["seed"]) for made in result["studies"]}
     wanted = [(name, seed) for seed in seeds for name in methods if (name, seed) not in done]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // arguments.jobs))
@@ -235,7 +235,7 @@ def run(arguments: argparse.Namespace) -> None:
             jobs = [pool.submit(study, *job, *rest, pilot=arguments.pilot) for job in wanted]
             for job in as_completed(jobs):
                 result["studies"].append(job.result())
-                result["studies"].sort(key=lambda study: (list(METHODS).index(study["method"]), study["seed"]))
+                result["studies"].sort(key=lambda made: (list(METHODS).index(made["method"]), made["seed"]))
                 partial = arguments.out.with_suffix(".partial")
                 partial.write_text(json.dumps(result, indent=1) + "\n")
                 partial.replace(arguments.out)
