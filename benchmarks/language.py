@@ -234,6 +234,9 @@ def run(arguments: argparse.Namespace) -> None:
             rest = (folder, sizes, arguments.device, threads)
             jobs = [pool.submit(study, *job, *rest, pilot=arguments.pilot) for job in wanted]
             for job in as_completed(jobs):
+                if job.exception() is not None:  # the others go on; run it again
+                    print(f"failed: {job.exception()}"[:300], flush=True)
+                    continue
                 result["studies"].append(job.result())
                 result["studies"].sort(key=lambda made: (list(METHODS).index(made["method"]), made["seed"]))
                 partial = arguments.out.with_suffix(".partial")
