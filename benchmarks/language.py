@@ -61,7 +61,7 @@ PILOT_SEED = 1000
 LAMBDAS = (0.25, 0.5, 0.75, 1.0)
 KINDS = {"trained": (1.0,), "interpolated": LAMBDAS}
 FULL = {"target": 500, "protected": 100, "dev": 300, "sealed": 1000, "test": 1000, "steps": 100}
-SMOKE = {"target": 16, "protected": 4, "dev": 6, "sealed": 8, "test": 8, "steps": 2}
+SMOKE = {"target": 4, "protected": 1, "dev": 2, "sealed": 2, "test": 2, "steps": 1}
 Right = dict[str, list[bool]]  # by skill
 
 
@@ -362,7 +362,7 @@ def main() -> None:
     training.add_argument("--model", type=Path, help="a GGUF file or a transformers folder")
     training.add_argument("--out", type=Path, default=RESULTS)
     training.add_argument("--pilot", action="store_true", help="one seed more, no sealed and no test items")
-    training.add_argument("--smoke", action="store_true", help="two methods, one seed, two steps")
+    training.add_argument("--smoke", action="store_true", help="two methods, one seed, one step")
     table = commands.add_parser("table", help="print the table")
     table.add_argument("--results", type=Path, default=RESULTS)
     table.add_argument("--markdown", action="store_true")

@@ -239,11 +239,13 @@ def test_the_old_model_has_no_divergence_from_itself_and_a_new_one_has(model: An
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.layers[0].mlp.down_proj.weight.mul_(2)
-    assert float(distill(1.0, model)(model, step)) == pytest.approx(0, abs=1e-6)
+    assert float(distill(1.0, model)(model, step).detach()) == pytest.approx(0, abs=1e-6)
     before, after = (answer_logits(which, step.batch).log_softmax(dim=1) for which in (model, other))
     each = (before.exp() * (before - after)).sum(dim=1)
     rows = [each[step.batch.rows == row].mean() for row in range(len(step.skills))]
-    assert float(distill(3.0, model)(other, step)) == pytest.approx(3 * float(torch.stack(rows).mean()), rel=1e-4)
+    assert float(distill(3.0, model)(other, step).detach()) == pytest.approx(
+        3 * float(torch.stack(rows).mean()), rel=1e-4
+    )
 
 
 # -- the study --------------------------------------------------------------------------------------------------------
