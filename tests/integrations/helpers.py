@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,25 +113,36 @@ class StopAt(TrainerCallback):
             raise InterruptedError
 
 
-def naive(steps: int, retention: RetentionSettings = SETTINGS, rate: float = 0.1) -> dict[str, Tensor]:
-    """The same run as a plain loop: weights after it."""
+def constant(step: int) -> float:
+    return 1.0
+
+
+def naive(
+    steps: int,
+    retention: RetentionSettings = SETTINGS,
+    *,
+    seed: int = 42,
+    decay: bool = True,
+    own: Callable[[int], float] = constant,
+) -> dict[str, Tensor]:
+    """The same run as a plain loop: weights after it. ``own`` weighs the target's loss in a step."""
     from holdfast import RetentionPenalty
     from holdfast.integrations.protected import ProtectedRows
 
     model, old, rows = Net(), Net().eval(), protected_rows()
     penalty = RetentionPenalty(3, retention.beta, retention.gamma).double()
-    optimizer = torch.optim.SGD(model.parameters(), rate)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     target = target_rows(1)[0]
-    draws = ProtectedRows(rows, retention).steps(42, 0, 0, 1)
+    draws = ProtectedRows(rows, retention).steps(seed, 0, 0, 1)
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / steps) if decay else 0.1
         drawn = [rows[position] for position in next(draws)]
         batch = {
             "x": torch.stack([row["x"] for row in drawn]),
             "labels": torch.tensor([row["labels"] for row in drawn]),
         }
         kept = penalty(net_loss(model, batch), net_loss(old, batch), torch.tensor([row["task"] for row in drawn]))
-        loss = cross_entropy(model(target["x"][None])["logits"], torch.tensor([2])) + kept.penalty
+        loss = own(step) * cross_entropy(model(target["x"][None])["logits"], torch.tensor([2])) + kept.penalty
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

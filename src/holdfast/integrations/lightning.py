@@ -103,6 +103,12 @@ class RetentionCallback(lightning.Callback):
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin with empty averages, or go on with those that the checkpoint brought."""
         assert self.term is not None
+        old = self.term.old
+        if self.old_model is None and old is not None and _names(old.module) != _names(pl_module):
+            raise UserError(
+                "the module's layers were not there yet when the old model was copied",
+                do="build them in __init__, or give old_model=",
+            )
         steps = trainer.estimated_stepping_batches if self.rows.settings.schedule == "cosine" else 1
         if steps == float("inf"):
             raise UserError("a cosine-increasing beta needs the number of steps", do="set max_steps or max_epochs")
@@ -127,6 +133,10 @@ class RetentionCallback(lightning.Callback):
         if self.term is not None and state_dict:
             self.term.check_identity(state_dict)
             self._resumed = True
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_parameters()}
 
 
 def _refuse_untried(trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
