@@ -27,7 +27,7 @@ from holdfast.integrations.losses import transformers_loss
 from holdfast.integrations.old_model import AdaptersOff
 from tests.integrations.helpers import arguments, assert_equal, weights
 
-WORDS = ["<pad>", "<eos>", "<unk>", *"plus minus is zero one two three four five six".split()]
+WORDS = ["<pad>", "<eos>", "<unk>", "plus", "minus", "is", "zero", "one", "two", "three", "four", "five", "six"]
 NUMBERS = WORDS[6:]
 SETTINGS = RetentionSettings(beta=50.0, rows_per_task=6)
 Tried = Callable[..., None]

@@ -51,8 +51,8 @@ def keep_double(keep: Any) -> None:
     """Have the penalty computed in float64, from its setup on."""
     original = keep.setup
 
-    def setup(*inputs: Any) -> None:
-        original(*inputs)
+    def setup(*inputs: Any, **named: Any) -> None:
+        original(*inputs, **named)
         keep.term.penalty.double()
 
     keep.setup = setup
@@ -65,9 +65,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_bits(tmp_path: Pa
     fit(tmp_path, whole, full)
     saves = ModelCheckpoint(str(tmp_path), every_n_train_steps=3, save_top_k=-1, filename="{step}")
     with pytest.raises(InterruptedError):
-        fit(
-            tmp_path, parts, callback(settings, seed=3), callbacks=[saves, StopAt(4)], enable_checkpointing=True
-        )
+        fit(tmp_path, parts, callback(settings, seed=3), callbacks=[saves, StopAt(4)], enable_checkpointing=True)
     resumed, keep = LitNet(norm=True), callback(settings, seed=99)  # the checkpoint's seed wins
     fit(tmp_path, resumed, keep, ckpt_path=str(tmp_path / "step=3.ckpt"))
     assert_equal(weights(resumed), weights(whole))
@@ -82,7 +80,9 @@ def test_the_old_model_is_in_no_optimizer_and_no_checkpoint(tmp_path: Path) -> N
     buffers = {name for name in state if name.startswith("retention_penalty.")}
     assert "retention_penalty.u.value" in buffers
     assert state.keys() - buffers == {f"net.{name}" for name in Net(norm=True).state_dict()}
-    assert sum(len(group["params"]) for group in trainer.optimizers[0].param_groups) == len(list(Net(norm=True).parameters()))
+    assert sum(len(group["params"]) for group in trainer.optimizers[0].param_groups) == len(
+        list(Net(norm=True).parameters())
+    )
     assert keep.term is not None
     assert keep.term.old is not None
     assert_equal(weights(keep.term.old.module.net), weights(Net(norm=True)))  # pyright: ignore[reportArgumentType]
@@ -94,6 +94,14 @@ def test_the_first_step_finds_both_models_equal_and_every_task_is_logged(tmp_pat
     trainer = fit(tmp_path, module, keep, max_steps=1, log_every_n_steps=1)
     assert {name: float(trainer.logged_metrics[f"retention/h/{name}"]) for name in "abc"} == dict.fromkeys("abc", 0.0)
     assert {f"retention/{kind}/{task}" for kind in ("u", "weight") for task in "abc"} <= trainer.logged_metrics.keys()
+
+
+def test_a_module_in_evaluation_mode_is_penalized_too(tmp_path: Path) -> None:
+    """Lightning trains a module in the mode in which it comes."""
+    keep, module = callback(seed=3), LitNet()
+    keep_double(keep)
+    fit(tmp_path, module.eval(), keep)
+    assert_equal(weights(module.net), naive(6, seed=3, decay=False), 1e-12)
 
 
 class Forgets(LitNet):
@@ -129,8 +137,8 @@ def test_misuse_gets_a_sentence(tmp_path: Path, tried: Tried) -> None:
     with pytest.raises(UserError, match="under DDP alone"):
         _refuse_untried(SimpleNamespace(strategy=object()), LitNet())  # pyright: ignore[reportArgumentType]
     tried("bad inputs")
+    module = LitNet()
     with pytest.raises(UserError, match="shares parameters"):
-        module = LitNet()
         fit(tmp_path, module, callback(old_model=module.net.eval()))
 
 

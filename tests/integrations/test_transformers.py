@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def test_equals_a_plain_loop_where_the_loss_counts_its_items(tmp_path: Path) -> 
     """Models that divide by num_items_in_batch themselves: the trainer does not divide their loss again."""
 
     class Counting(Net):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> dict[str, torch.Tensor]:
+        def forward(
+            self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
+        ) -> dict[str, torch.Tensor]:
             found = super().forward(x, labels)
             if labels is not None and "num_items_in_batch" in kwargs:
                 found["loss"] = found["loss"] * len(labels) / kwargs["num_items_in_batch"]
@@ -115,8 +118,12 @@ def test_the_old_model_stays_as_it_was(tmp_path: Path) -> None:
 def test_a_copy_does_not_run_a_forward_that_was_bound_to_the_model() -> None:
     """As TRL and accelerate bind them: the copy would run the model that is trained."""
     model = Net()
-    original = model.forward
-    model.forward = lambda *inputs, **named: original(*inputs, **named)  # pyright: ignore[reportAttributeAccessIssue]
+    bound = model.forward
+
+    def patched(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return bound(x)
+
+    model.forward = patched  # pyright: ignore[reportAttributeAccessIssue]
     copied, x = frozen_copy(model), torch.ones(1, 4, dtype=torch.float64)
     before = copied(x)["logits"]
     with torch.no_grad():
@@ -240,7 +247,7 @@ def test_old_models_that_are_none(tmp_path: Path, tried: Tried) -> None:
     with pytest.raises(UserError, match="both given"):
         trainer(tmp_path, model, replace(SETTINGS, old_loss_column="old"), old_model=Net().eval())
     with pytest.raises(UserError, match="with model_init the old model is not known"):
-        HoldfastTrainer(model_init=lambda: Net(), args=arguments(tmp_path), protected_dataset=protected_rows())
+        HoldfastTrainer(model_init=partial(Net, 0.0), args=arguments(tmp_path), protected_dataset=protected_rows())
 
 
 def test_checkpoints_of_other_runs(tmp_path: Path, tried: Tried) -> None:
@@ -254,8 +261,8 @@ def test_checkpoints_of_other_runs(tmp_path: Path, tried: Tried) -> None:
         other.layers[0].weight.mul_(1.01)  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(UserError, match="another old model"):
         trainer(tmp_path, other, **options).train(resume_from_checkpoint=True)
+    tasks = replace(SETTINGS, tasks=("a", "b", "c"))
     with pytest.raises(UserError, match="protects other tasks"):
-        tasks = replace(SETTINGS, tasks=("a", "b", "c"))
         trainer(tmp_path, retention=tasks, **options).train(resume_from_checkpoint=True)
     state.write_bytes(b"cut short")
     with pytest.raises(UserError, match="cannot be read"):

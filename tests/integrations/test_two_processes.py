@@ -52,6 +52,7 @@ def together(worker: Any, folder: Path) -> list[dict[str, Tensor]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_trainer(tmp_path: Path) -> None:
     for found in together(_trainer_rank, tmp_path):
         assert_equal(found, naive(6), 1e-12)

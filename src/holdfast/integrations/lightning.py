@@ -38,7 +38,7 @@ class RetentionModule(_Module):
     def retention_loss(self) -> Tensor | float:
         """The penalty of this optimizer step, beside its first micro-batch; 0 beside the others."""
         term = self._retention
-        if term is None or not self.training or not term.due(self.trainer.global_step):
+        if term is None or not self.trainer.training or not term.due(self.trainer.global_step):
             return 0.0
         penalty = term.compute(self, self.trainer.global_step, self._to_own_device, self.device)
         # Lightning divides what training_step returns by the number of micro-batches.
@@ -93,9 +93,7 @@ class RetentionCallback(lightning.Callback):
         if self.term is None:
             column = self.rows.settings.old_loss_column is not None
             old = choose_old_model(pl_module, self.old_model, column=column)
-            self.term = RetentionTerm(
-                self.rows, old, self.loss, self.collate, seed=self.seed, workers=self.num_workers
-            )
+            self.term = RetentionTerm(self.rows, old, self.loss, self.collate, seed=self.seed, workers=self.num_workers)
         self._resumed = False
         pl_module.retention_penalty = self.term.penalty
         pl_module._retention = self.term  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]

@@ -69,7 +69,7 @@ def new_losses(
 ) -> Tensor:
     """Losses [n] of the model that is trained, in evaluation mode and with gradients.
 
-    With ``rows_per_forward`` the activations of a few rows are in memory at a time; they are computed again in backward.
+    With ``rows_per_forward`` the activations of a few rows are in memory at a time; backward computes them again.
     """
 
     def part(chunk: Any, count: int) -> Tensor:

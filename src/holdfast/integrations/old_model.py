@@ -106,7 +106,7 @@ def _refuse_trained_biases(model: Any) -> None:
 
 
 def fingerprint(module: nn.Module, *, frozen_only: bool = False) -> str:
-    """SHA-256 over names, shapes and up to 64 values of each parameter, evenly spread: fast, and training changes it."""
+    """SHA-256 over names, shapes and some 64 values of each parameter: fast, and training changes it."""
     digest = hashlib.sha256()
     for name, parameter in module.named_parameters():
         if frozen_only and parameter.requires_grad:

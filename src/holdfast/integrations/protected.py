@@ -57,7 +57,8 @@ class ProtectedRows:
         empty = [name for name, rows in zip(self.names, self.of_task, strict=True) if len(rows) == 0]
         if empty:
             raise UserError(
-                f"task {empty[0]!r} has no protected rows" + (f", nor have {len(empty) - 1} others" if empty[1:] else ""),
+                f"task {empty[0]!r} has no protected rows"
+                + (f", nor have {len(empty) - 1} others" if empty[1:] else ""),
                 do="give rows of every task, or leave the task out of tasks",
             )
 
@@ -131,7 +132,7 @@ class _Steps:
 
 
 class _Collator:
-    """Rows with their numbers -> :class:`ProtectedBatch`. The columns of tasks and old losses do not reach the model."""
+    """Rows with their numbers -> :class:`ProtectedBatch`. Columns of tasks and old losses do not reach the model."""
 
     def __init__(self, collate: Collate, rows: ProtectedRows) -> None:
         self.collate, self.tasks, self.old_losses = collate, torch.from_numpy(rows.tasks), rows.old_losses
@@ -164,7 +165,9 @@ def column_of(dataset: Any, column: str | int, setting: str) -> list[Any]:
         try:
             values.append(_plain(row[column]))
         except (KeyError, IndexError, TypeError) as error:
-            names = ", ".join(map(str, cast("Mapping[str, Any]", row))) if isinstance(row, Mapping) else type(row).__name__
+            names = (
+                ", ".join(map(str, cast("Mapping[str, Any]", row))) if isinstance(row, Mapping) else type(row).__name__
+            )
             raise _no_column(column, setting, names) from error
     return values
 

@@ -40,8 +40,8 @@ class RetentionMixin(_Trainer):
       row's class, or the mean over its labelled tokens;
     - ``protected_collator``: default: the trainer's.
 
-    The penalty is computed once for each optimizer step, in evaluation mode (no dropout, BatchNorm untouched). Its state
-    lies in each checkpoint (``retention.pt``). One process or DDP; DataParallel, FSDP and DeepSpeed are refused.
+    The penalty is computed once for each optimizer step, in evaluation mode (no dropout, BatchNorm untouched). Its
+    state lies in each checkpoint (``retention.pt``). One process or DDP; DataParallel, FSDP and DeepSpeed are refused.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RetentionMixin(_Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The trainer's own loss; in training, on the first micro-batch of an optimizer step, with the penalty added."""
+        """The trainer's own loss, with the penalty added beside the first micro-batch of an optimizer step."""
         step = self.state.global_step
         if not (model.training and torch.is_grad_enabled() and self.retention_term.due(step)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)

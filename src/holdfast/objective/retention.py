@@ -153,7 +153,9 @@ class RetentionPenalty(Deferred):
             lengths = f"{len(new)} new losses, {len(old)} old losses, task ids of shape {list(tasks.shape)}"
             raise ValueError(f"new losses, old losses and task ids must be of the same examples, got {lengths}")
         if self.training and torch.is_grad_enabled() and not new.requires_grad:
-            raise ValueError("new_losses carry no gradient: compute them from the model that is trained, with gradients")
+            raise ValueError(
+                "new_losses carry no gradient: compute them from the model that is trained, with gradients"
+            )
         if tasks.device.type == "cpu" and len(tasks):
             low, high = (int(bound) for bound in torch.aminmax(tasks))
             if low < 0 or high >= self.num_tasks:
