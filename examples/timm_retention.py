@@ -40,17 +40,16 @@ def main() -> None:
         new = copy.deepcopy(old).requires_grad_(True).train()
         for part in new.modules():  # batches of the target alone would move the statistics away from every other class
             part.train(not isinstance(part, torch.nn.BatchNorm2d))
-        averaged, penalty = ModelEmaV3(new, decay=0.9), RetentionPenalty(num_tasks=10, beta=beta)
-        optimizer = torch.optim.AdamW(new.parameters(), 1e-3)
+        averaged, optimizer = ModelEmaV3(new, decay=0.9), torch.optim.AdamW(new.parameters(), 1e-3)
+        penalty = RetentionPenalty(num_tasks=10, beta=beta)
         for _ in range(100):
             batch = known[torch.randperm(len(known))[:64]]  # clean views: the same for both models
             with evaluation_mode(new):  # no dropout, no dropped paths
                 new_losses = cross_entropy(new(images[batch]), labels[batch], reduction="none")
             old_losses = cross_entropy(old(images[batch]), labels[batch], reduction="none")
-            retention = penalty(new_losses, old_losses, tasks=labels[batch])
             inputs, targets = Mixup(mixup_alpha=0.2, num_classes=10)(images[wanted[:64]], labels[wanted[:64]])
             optimizer.zero_grad()
-            (cross_entropy(new(inputs), targets) + retention.penalty).backward()
+            (cross_entropy(new(inputs), targets) + penalty(new_losses, old_losses, labels[batch]).penalty).backward()
             optimizer.step()
             averaged.update(new)
         show(f"new, beta = {beta:3g}:", averaged.module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as lightning
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -34,6 +34,10 @@ class RetentionModule(_Module):
     """
 
     _retention: RetentionTerm | None = None  # the callback's
+
+    def attach_retention(self, term: RetentionTerm) -> None:
+        """Have :meth:`retention_loss` compute this term; its buffers become the module's, its old model does not."""
+        self._retention, self.retention_penalty = term, term.penalty
 
     def retention_loss(self) -> Tensor | float:
         """The penalty of this optimizer step, beside its first micro-batch; 0 beside the others."""
@@ -95,8 +99,7 @@ class RetentionCallback(lightning.Callback):
             old = choose_old_model(pl_module, self.old_model, column=column)
             self.term = RetentionTerm(self.rows, old, self.loss, self.collate, seed=self.seed, workers=self.num_workers)
         self._resumed = False
-        pl_module.retention_penalty = self.term.penalty
-        pl_module._retention = self.term  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        cast(RetentionModule, pl_module).attach_retention(self.term)
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin with empty averages, or go on with those that the checkpoint brought."""

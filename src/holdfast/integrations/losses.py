@@ -81,7 +81,7 @@ def new_losses(
         losses = part(batch, rows)
     else:
         parts = split(batch, rows, rows_per_forward)
-        losses = torch.cat([cast(Tensor, checkpoint(part, *chunk, use_reentrant=False)) for chunk in parts])
+        losses = torch.cat([checkpoint(part, *chunk, use_reentrant=False) for chunk in parts])
     if not losses.requires_grad:
         raise UserError(
             "the new losses of protected rows carry no gradient",

@@ -85,9 +85,10 @@ class RetentionTerm:
         old = self._old_losses(batch, inputs, device)
         new = at_least_float32(new_losses(self.loss, model, inputs, rows, self.settings.rows_per_forward))
         self._check_first(new, old, step)
-        self.last = self.penalty(new, old, tasks)
-        self._pending_step, self._finite = step, torch.isfinite(self.last.penalty.detach())
-        return self.last.penalty
+        retention: Retention = self.penalty(new, old, tasks)
+        self.last, self._pending_step = retention, step
+        self._finite = torch.isfinite(retention.penalty.detach())
+        return retention.penalty
 
     def commit(self, stepped: bool = True) -> None:
         """The optimizer has stepped (or skipped the step): u of the step becomes u."""

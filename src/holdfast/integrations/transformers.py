@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
@@ -59,7 +59,7 @@ class RetentionMixin(_Trainer):
         self._refuse_untried_parallelism()
         if self.model_init is not None and old_model is None and settings.old_loss_column is None:
             raise UserError("with model_init the old model is not known", do="give model= or old_model=")
-        old = choose_old_model(self.model, old_model, column=settings.old_loss_column is not None)
+        old = choose_old_model(self._trained(), old_model, column=settings.old_loss_column is not None)
         rows = ProtectedRows(self.prepare_protected_dataset(protected_dataset), settings)
         collator: Any = self.data_collator if protected_collator is None else protected_collator
         collate: Collate = self._get_collator_with_removed_columns(collator, description="protected")
@@ -93,10 +93,14 @@ class RetentionMixin(_Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
         # Before the trainer's own rows, which move BatchNorm's statistics: the first step finds both models equal.
         with self.accelerator.autocast():
-            term = self.retention_term.compute(self.model, step, self._prepare_inputs, self.args.device)
+            term = self.retention_term.compute(self._trained(), step, self._prepare_inputs, self.args.device)
         term = self._micro_batches_divided_by(num_items_in_batch) * term
-        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
+        result: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
         return (result[0] + term, result[1]) if return_outputs else result + term
+
+    def _trained(self) -> nn.Module:
+        """The model without DDP's wrapper: gradients of protected rows are reduced with those of the trainer's own."""
+        return cast(nn.Module, self.model)
 
     def _micro_batches_divided_by(self, num_items_in_batch: Tensor | int | None) -> int:
         """What ``training_step`` will divide the loss by: the penalty is of the whole optimizer step, and undoes it."""

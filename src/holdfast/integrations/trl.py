@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trl import SFTTrainer
+from trl.trainer.sft_trainer import SFTTrainer
 
 from holdfast.integrations.transformers import RetentionMixin
 
@@ -20,6 +20,7 @@ class HoldfastSFTTrainer(RetentionMixin, SFTTrainer):
         """Tokenize protected rows as the training rows; those that hold ``input_ids`` are ready."""
         if "input_ids" in getattr(dataset, "column_names", ["input_ids"]):
             return dataset
-        return self._prepare_dataset(
+        trainer: Any = self
+        return trainer._prepare_dataset(
             dataset, self.processing_class, self.args, packing=False, formatting_func=None, dataset_name="protected"
         )
