@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -169,6 +169,11 @@ class CertifyConfig(Config):
             if not 0 <= margin < 1:
                 raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1)")
         return self
+
+    def margins_of(self, tasks: Iterable[str]) -> dict[str, float]:
+        """The margin of every task; 0 for one that a mapping leaves out, which only a round without a test may."""
+        given = self.margin
+        return {task: given.get(task, 0.0) if isinstance(given, dict) else given for task in tasks}
 
 
 class CandidatesConfig(Config):

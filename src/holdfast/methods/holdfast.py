@@ -27,6 +27,7 @@ from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
 from holdfast.runtime import sums_by, world_size
 
+_CACHED = 2 * 2**30  # bytes of old logits that are kept; more constraint images are asked about in every step
 _FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
 
 
@@ -136,6 +137,7 @@ class Holdfast(Method):
     graph_safe = True
     is_target: Tensor  # [K] 1 at the target
     old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
+    old_logits: Tensor  # [n, K] of the same; without rows where the old model is asked in every step
 
     def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:
         super().__init__(model)
@@ -149,7 +151,8 @@ class Holdfast(Method):
         self.target = TargetContrast(len(data.target), len(data.negatives), config.temperature, config.gamma_pairs)
         m = self.num_protected = data.tasks.num_protected
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
-        clean = self.loss(clean_logits(old, data.constraint), labels)  # l(w_old, x, y) on evaluation views
+        logits = clean_logits(old, data.constraint)
+        clean = self.loss(logits, labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
         self.distill_weight = config.distill_weight * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
         means = sums_by(labels, clean, m) / sizes
@@ -166,7 +169,10 @@ class Holdfast(Method):
             commit="later",
         )
         self.register_buffer("is_target", (torch.arange(m + 1, device=labels.device) == m).to(clean.dtype))
-        self.register_buffer("old_losses", clean if config.research.views == "clean" else clean[:0])
+        fixed = config.research.views == "clean"
+        self.register_buffer("old_losses", clean if fixed else clean[:0])
+        kept = fixed and config.distill_weight > 0 and logits.nbytes <= _CACHED
+        self.register_buffer("old_logits", logits if kept else logits[:0], persistent=False)
 
     def forward(self, batch: Batch) -> StepOutput:
         """G_1 and G_2 of Algorithm 1, as surrogates."""
@@ -221,8 +227,11 @@ class Holdfast(Method):
     @torch.no_grad()
     def _old_logits(self, batch: Batch) -> Tensor:
         """w_old on every picture of the step, in the order of the features: [B + N + P, K]."""
-        features = self.old.image_features_together(batch.target_images, batch.negative_images, batch.protected_images)
-        return class_logits(torch.cat(features), self._old_classes(), self.old.class_temperature)
+        known = len(self.old_logits) > 0
+        asked = (batch.target_images, batch.negative_images) + (() if known else (batch.protected_images,))
+        features = torch.cat(self.old.image_features_together(*asked))
+        logits = class_logits(features, self._old_classes(), self.old.class_temperature)
+        return torch.cat([logits, self.old_logits[batch.protected_index]]) if known else logits
 
     @torch.no_grad()
     def _old_losses(self, batch: Batch, known: Tensor | None) -> Tensor:

@@ -22,6 +22,7 @@ from holdfast.model.importers import import_model
 from holdfast.model.openclip import load_towers
 from holdfast.model.sources import is_direct_source
 from holdfast.model.towers import TwoTowers
+from holdfast.model.weights import is_conse
 from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
 from holdfast.stages import stage
@@ -63,7 +64,8 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     weights = config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
-    seen = Seen(complete=True) if weights is None else UNKNOWN  # weights drawn by seed have seen nothing
+    # Weights drawn by seed have seen nothing; those of packages have, and nobody says which images.
+    seen = Seen(complete=True) if weights is None and not is_conse(config.architecture) else UNKNOWN
     return Start(load_towers(str(config.architecture), weights, seed=seed), None, seen)
 
 
