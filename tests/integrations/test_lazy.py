@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import holdfast.integrations as integrations
+from holdfast import integrations
 
 HEAVY = ("transformers", "trl", "peft", "accelerate", "lightning", "timm", "datasets")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,8 +245,12 @@ def test_old_models_that_are_none(tmp_path: Path, tried: Tried) -> None:
         trainer(tmp_path, model, old_model=Net().train())
     with pytest.raises(UserError, match="both given"):
         trainer(tmp_path, model, replace(SETTINGS, old_loss_column="old"), old_model=Net().eval())
+
+    def start() -> Net:
+        return Net()
+
     with pytest.raises(UserError, match="with model_init the old model is not known"):
-        HoldfastTrainer(model_init=partial(Net, 0.0), args=arguments(tmp_path), protected_dataset=protected_rows())
+        HoldfastTrainer(model_init=start, args=arguments(tmp_path), protected_dataset=protected_rows())
 
 
 def test_checkpoints_of_other_runs(tmp_path: Path, tried: Tried) -> None:
