@@ -78,6 +78,19 @@ def test_the_penalty_keeps_what_plain_training_forgets(tmp_path: Path) -> None:
     assert held[8] > 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers_trainer", "lightning_retention", "timm_retention"])
+def test_other_peoples_loops_keep_what_plain_training_forgets(tmp_path: Path, name: str) -> None:
+    out = run(tmp_path, str(EXAMPLES / f"{name}.py"))
+    lines = [line for line in out.splitlines() if line.startswith(("old:", "new, beta"))]
+    old, plain, held = (json.loads(line.partition(":")[2]) for line in lines)
+    target = old.index(0.0)
+    protected = [task for task in range(len(old)) if task != target]
+    assert max(plain[task] for task in protected) < 0.5
+    assert min(held[task] - old[task] for task in protected) > -0.15
+    assert held[target] > 0.7
+
+
 def test_a_round_from_python(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "develop_round.py"), "--out", "digits", "--steps", "4")
     assert "is handed back" in out
