@@ -17,9 +17,10 @@ from PIL import Image
 from holdfast.artifacts import PREDICTIONS, RunFolder, write_json, write_predictions
 from holdfast.candidates.select import Candidate, blocking_task, described, frontier, gain_by_margin
 from holdfast.certify.certificate import Settings, run_test
-from holdfast.certify.ledger import Budget
+from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.report import report
-from holdfast.certify.sealed_claim import sealed_claim
+from holdfast.certify.sealed import Candidates, certify_candidates, write_run_certificate
+from holdfast.certify.sealed_claim import read_sealed_claim, sealed_claim
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.rounds.result import comparison_json
@@ -233,3 +234,20 @@ def _reported(
                 "target": None, "sealed": bit}  # fmt: skip
     full = report(run_test(paired_tables(old, new, []), plan.settings), confidence=0.95, advise=False)
     return {**full, "verdict": verdict, "sealed": bit}
+
+
+def certify_made_up_run(root: Path) -> Path:
+    """A run whose sealed images are queried for real, under its own ledger: with a model, and a certificate of it."""
+    folder = RunFolder(root)
+    write_json(folder.model / "model.json", {"fingerprint": "sha256:3", "classes": ["fog"]})
+    (folder.model / "weights.bin").write_bytes(root.name.encode())
+    claim = read_sealed_claim(folder)
+    tables = {name: pq.read_table(folder.predictions(name, "sealed")) for name in ("old", "new")}
+    ledger = Ledger(root.parent / "ledger")
+    candidates = Candidates({"new": "sha256:3"}, f"sha256:{root.name}")
+    outcome = certify_candidates(claim, ledger, candidates, lambda: tables["old"], lambda name: tables[name])
+    write_run_certificate(folder, claim, outcome, ledger)
+    result = json.loads(folder.result.read_text())
+    verdict = "certified" if outcome.passed else "undecided"
+    write_json(folder.result, {**result, "verdict": verdict, "certificate": outcome.reported})
+    return root
