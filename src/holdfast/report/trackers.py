@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +172,7 @@ def to_mlflow(
 
 
 @contextmanager
-def _mlflow_run(client: Any, tracked: Tracked, experiment: str) -> Iterator[str]:
+def _mlflow_run(client: Any, tracked: Tracked, experiment: str) -> Generator[str]:
     """A run of its own, ended as what became of it."""
     found = client.get_experiment_by_name(experiment)
     experiment_id = found.experiment_id if found else client.create_experiment(experiment)
