@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.artifacts import RunFolder, fingerprint_json, write_json
+from holdfast.artifacts import RunFolder, write_json
 from holdfast.report.content import read_run
 from holdfast.report.tracked import tracked_run
 from holdfast.report.trackers import scalars, to_tensorboard, to_wandb
 from tests.certify.helpers import rows, write_csv
 from tests.certify.test_cli import Shell
-from tests.report.fabricated import certify_made_up_run, made_up_run
+from tests.report.fabricated import certify_made_up_run, made_up_run, tampered_runs
 
 
 @pytest.fixture
@@ -256,7 +255,7 @@ def test_only_a_certified_run_is_promoted_on_a_real_server(
     assert "@certified stays at version 2" in shell.out
     assert "no certificate" not in shell.out
 
-    for wrong in _tampered(run, tmp_path):
+    for wrong in tampered_runs(run, tmp_path):
         assert track(wrong) in (2, 3), wrong.name
         assert shell.err.startswith("error: ")
         assert "Traceback" not in shell.err
@@ -269,42 +268,6 @@ def test_only_a_certified_run_is_promoted_on_a_real_server(
     assert {path.name: path.read_bytes() for path in served.iterdir()} == {
         path.name: path.read_bytes() for path in model.iterdir()
     }
-
-
-def _tampered(run: Path, place: Path) -> Iterator[Path]:
-    """Runs that say certified, and of which something was changed."""
-
-    def copy(name: str) -> RunFolder:
-        root = place / name / "run"
-        shutil.copytree(run.parent / "ledger", root.parent / "ledger")
-        return RunFolder(Path(shutil.copytree(run, root)))
-
-    def rewritten(folder: RunFolder, **parts: Any) -> None:
-        body = {**json.loads(folder.certificate.read_text()), **parts}
-        body.pop("fingerprint")
-        write_json(folder.certificate, {**body, "fingerprint": fingerprint_json(body)})
-
-    edited = copy("edited")
-    edited.certificate.write_text(edited.certificate.read_text().replace('"confidence": 0.95', '"confidence": 0.99'))
-    yield edited.root
-    forged = copy("forged")  # with a fingerprint that fits, and numbers that do not come out again
-    settings = json.loads(forged.certificate.read_text())["settings"]
-    rewritten(forged, settings={**settings, "margins": {**settings["margins"], "fog": 0.01}})
-    yield forged.root
-    swapped = copy("swapped")
-    (swapped.model / "weights.bin").write_bytes(b"others")
-    yield swapped.root
-    repointed = copy("repointed")  # the certificate names a file that is there, and it is not the model
-    (repointed.model / "weights.bin").write_bytes(b"others")
-    (repointed.root / "certified").mkdir()
-    for path in RunFolder(run).model.iterdir():
-        shutil.copy(path, repointed.root / "certified")
-    files = json.loads(repointed.certificate.read_text())["files"]
-    rewritten(repointed, files={**files, "new model": {**files["new model"], "path": "certified"}})
-    yield repointed.root
-    claimed = copy("claimed")  # the word alone
-    claimed.certificate.unlink()
-    yield claimed.root
 
 
 @pytest.mark.slow
