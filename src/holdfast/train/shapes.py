@@ -115,13 +115,15 @@ def made_up_run(
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
     new = old.copy()
-    new.begin_round(32, 0)
     old.requires_grad_(False)
     if config.checkpoint_activations:
         new.towers.checkpoint_activations()
     method = Holdfast(new, method_config, config.steps)
+    method.begin_heads(32, 0)
     with compute_mode(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
-    views = ViewSettings(config.augment, method_config.protected_views(), config.crop_scale, config.flip)
+    views = ViewSettings(
+        config.augment, method_config.protected_views(), config.crop_scale, config.flip, config.rotation
+    )
     return method, TrainSpec(config, views, 0, "made up", evaluate_every=config.steps)
