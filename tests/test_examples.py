@@ -61,6 +61,13 @@ def test_logs_of_language_models_and_a_gate(tmp_path: Path) -> None:
     assert reported["gate"]["not_measured"] == ["humaneval"]
 
 
+def test_a_registry_promotes_the_certified_model_alone(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    careful, forgetful = run(tmp_path, str(EXAMPLES / "track_model.py"), str(tmp_path)).splitlines()
+    assert re.fullmatch(r"careful: NFR 0\.\d+%, version 1, promoted to @certified", careful)
+    assert re.fullmatch(r"forgetful: NFR \d\.\d+%, version 2, not promoted: verdict regressed", forgetful)
+
+
 def test_a_plan_of_images(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "plan_images.py"))
     needed = [int(found) for found in re.findall(r"(\d+) images a class where", out)]

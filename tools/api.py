@@ -31,6 +31,7 @@ MODULES = (
     ("artifacts.py", "The run folder and its files"),
     ("rounds/project.py", "Projects"),
     ("report/page.py", "The report"),
+    ("report/tracked.py", "What trackers are fed with"),
     ("report/trackers.py", "Trackers"),
 )
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
