@@ -1,4 +1,5 @@
-"""Time and memory of a step, from the product's own loop: the two shapes of the paper, clean and paired views.
+"""Time and memory of a step, from the product's own loop: the two shapes of the paper, in the default form (which asks
+the old model about every picture) and in the published one, with clean and paired views.
 
     python benchmarks/step.py                       # writes benchmarks/results/step.json and step-full.json
     python benchmarks/step.py --shapes tiny --out /tmp/results
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import sys
 import tempfile
@@ -30,16 +32,19 @@ from holdfast.methods import base
 from holdfast.runtime import Runtime, started
 from holdfast.train.bench import Figures, measure
 from holdfast.train.loop import train
-from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
+from holdfast.train.shapes import SHAPES, Form, made_up_round, made_up_run, train_config, write_pictures
 
 
-def measure_shape(shape_name: str, folder: Path, runtime: Runtime, paired: bool, steps: int, **changes: Any) -> Figures:
+def measure_shape(
+    shape_name: str, folder: Path, runtime: Runtime, views: str, form: Form, steps: int, **changes: Any
+) -> Figures:
     shape = SHAPES[shape_name]
     config = train_config(shape, **changes)
-    size = 224 if shape.architecture.startswith("ViT") else 32
     path = folder / f"{shape_name}.bin"
-    pixels = write_pictures(path, shape.images, size)
-    method, plan = made_up_run(shape, made_up_round(shape, pixels), config, runtime, paired=paired)
+    pixels = write_pictures(path, shape.images, shape.size)
+    method, plan = made_up_run(
+        shape, made_up_round(shape, pixels), config, runtime, paired=views == "paired", form=form
+    )
     return measure(method, made_up_round(shape, pixels), plan, runtime, steps=steps)
 
 
@@ -116,6 +121,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["bdd100k", "places365"], choices=list(SHAPES))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--views", nargs="+", default=["clean", "paired"], choices=["clean", "paired"])
+    parser.add_argument("--forms", nargs="+", default=["default", "published"], choices=["default", "published"])
     parser.add_argument("--plain", action="store_true", help="also the towers' own modules under autocast")
     parser.add_argument("--eager", action="store_true", help="also the fast towers without compilation")
     parser.add_argument("--kernels", action="store_true", help="profile ten steps instead, on a GPU")
@@ -137,22 +143,21 @@ def main() -> None:
             return
         for shape in arguments.shapes:
             for variant, changes in variants.items():
-                for views in arguments.views:
+                for form, views in itertools.product(arguments.forms, arguments.views):
                     began = time.perf_counter()
                     try:
-                        figures = measure_shape(
-                            shape, Path(folder), runtime, views == "paired", arguments.steps, **changes
-                        )
+                        figures = measure_shape(shape, Path(folder), runtime, views, form, arguments.steps, **changes)
                     except Exception:
                         traceback.print_exc()
                         continue
                     seconds = time.perf_counter() - began
-                    lines.append(line(f"{shape} {views} {variant}", figures))
+                    lines.append(line(f"{shape} {form} {views} {variant}", figures))
                     print(lines[-1], f" all in {seconds:.0f} s", flush=True)
-                    run = {"shape": shape, "views": views, "towers": variant, "seconds": seconds, **figures.to_json()}
+                    run = {"shape": shape, "form": form, "views": views, "towers": variant, "seconds": seconds}
+                    run |= figures.to_json()
                     full["runs"].append(run)
                     if variant == "fast":
-                        entry = short.setdefault(shape, {})
+                        entry = short.setdefault(shape, {}).setdefault(form, {})
                         if views == "clean":
                             entry |= {"ms": round(figures.milliseconds, 2), "gib": round(figures.memory_gib, 2)}
                         else:

@@ -19,15 +19,8 @@ from holdfast.certify.certificate import (
 )
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.report import report
-from holdfast.certify.sealed import (
-    Candidates,
-    SealedClaim,
-    certify_candidates,
-    check_possible,
-    read_sealed_claim,
-    sealed_claim,
-    write_run_certificate,
-)
+from holdfast.certify.sealed import Candidates, certify_candidates, write_run_certificate
+from holdfast.certify.sealed_claim import SealedClaim, check_possible, read_sealed_claim, sealed_claim
 from holdfast.errors import FaultError, UndecidedError, UserError
 from tests.certify.helpers import Spec, predictions, rows, write_csv
 from tests.malformed import malformed, refusals

@@ -45,21 +45,21 @@ def test_three_verdicts() -> None:
     assert evaluate([GOOD, SMALL], MARGINS, 0.05).verdict is Verdict.UNDECIDED
     result = evaluate([GOOD, SMALL, BAD], MARGINS, 0.05)
     assert result.verdict is Verdict.REGRESSED
-    assert [one.verdict for one in result.tasks] == ["certified", "undecided", "regressed"]
+    assert [item.verdict for item in result.tasks] == ["certified", "undecided", "regressed"]
 
 
 def test_intersection_union_takes_no_correction_and_a_list_does() -> None:
     tasks = [Counts(f"t{k}", 1000, 10, 19) for k in range(6)]
-    margins = {one.task: 0.02 for one in tasks}
+    margins = {item.task: 0.02 for item in tasks}
     together = evaluate(tasks, margins, 0.05)
     assert 0.01 < together.tasks[0].p_value <= 0.05
     assert together.verdict is Verdict.CERTIFIED
     # With one task in the way, the same p-values as a list of retained tasks need their correction.
     apart = evaluate([*tasks, SMALL], {**margins, "small": 0.02}, 0.05)
     assert apart.verdict is Verdict.UNDECIDED
-    assert {one.verdict for one in apart.tasks} == {Verdict.UNDECIDED}
+    assert {item.verdict for item in apart.tasks} == {Verdict.UNDECIDED}
     each = evaluate([*tasks, SMALL], {**margins, "small": 0.02}, 0.05, claim=Claim.EACH)
-    assert {one.verdict for one in each.tasks} == {Verdict.UNDECIDED}
+    assert {item.verdict for item in each.tasks} == {Verdict.UNDECIDED}
 
 
 def test_each_claim_names_itself() -> None:
@@ -81,7 +81,7 @@ def test_side_by_side_bounds_are_bonferroni() -> None:
     quarter = evaluate(tasks, MARGINS, 0.05 / 4)
     for a, b, q in zip(alone.tasks, bounds.tasks, quarter.tasks, strict=True):
         assert b.lower_bound == a.simultaneous_lower_bound == q.lower_bound <= a.lower_bound
-    assert alone.devsafety["lower_bound"] == min(one.lower_bound for one in alone.tasks)
+    assert alone.devsafety["lower_bound"] == min(item.lower_bound for item in alone.tasks)
     assert alone.devsafety["observed"] == BAD.difference
 
 
@@ -92,23 +92,23 @@ def test_target_is_one_more_hypothesis() -> None:
     assert missed.verdict is Verdict.UNDECIDED
     assert missed.target is not None
     assert missed.target.margin == 0.0
-    assert "better" not in [one.counts.task for one in missed.tasks]
+    assert "better" not in [item.counts.task for item in missed.tasks]
 
 
 def test_pooled_group() -> None:
     rare = [Counts(f"r{k}", 60, 1, 0) for k in range(5)]
-    pooled = [GOOD, Counts("rare", 300, 5, 0, tuple(one.task for one in rare))]
+    pooled = [GOOD, Counts("rare", 300, 5, 0, tuple(item.task for item in rare))]
     result = evaluate(pooled, {"good": 0.02, "rare": 0.02}, 0.05)
     assert result.verdict is Verdict.CERTIFIED
     assert "rare pools r0 + r1" in result.wording()
     assert (
-        evaluate([GOOD, *rare], {"good": 0.02, **{one.task: 0.02 for one in rare}}, 0.05).verdict is Verdict.UNDECIDED
+        evaluate([GOOD, *rare], {"good": 0.02, **{item.task: 0.02 for item in rare}}, 0.05).verdict is Verdict.UNDECIDED
     )
 
 
 counts = st.integers(1, 400).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, min(n, 20)), st.integers(0, 20)).map(
-        lambda one: Counts("t", one[0], one[1], min(one[2], one[0] - one[1]))
+        lambda item: Counts("t", item[0], item[1], min(item[2], item[0] - item[1]))
     )
 )
 
@@ -122,33 +122,33 @@ counts = st.integers(1, 400).flatmap(
 )
 @settings(max_examples=40, deadline=None)
 def test_a_verdict_never_contradicts_the_p_values_beside_it(found, margin, claim, disjoint, confidence) -> None:
-    tasks = [Counts(f"t{k}", one.n, one.gained, one.lost) for k, one in enumerate(found)]
+    tasks = [Counts(f"t{k}", item.n, item.gained, item.lost) for k, item in enumerate(found)]
     delta = delta_of(confidence)
-    result = evaluate(tasks, {one.task: margin for one in tasks}, delta, claim=claim, disjoint=disjoint)
-    told = report(result, confidence=confidence, advise=False)
-    for one in told["tasks"]:
-        assert one["p_value"] <= one["p_adjusted"] + 1e-12
-        if one["verdict"] == "certified":
-            assert one["p_adjusted"] <= delta
-            assert one["p_value"] <= delta
-        if one["verdict"] == "regressed":
-            assert one["p_regressed"] <= delta
-            assert one["difference"] < -one["margin"]
-        if one["verdict"] == "undecided" and claim in (Claim.ALL, Claim.EACH):
-            assert one["p_adjusted"] > delta
-            assert one["p_regressed"] > delta
-        assert one["simultaneous_lower_bound"] <= one["lower_bound"] <= one["difference"] + 1e-12
+    result = evaluate(tasks, {item.task: margin for item in tasks}, delta, claim=claim, disjoint=disjoint)
+    reported = report(result, confidence=confidence, advise=False)
+    for item in reported["tasks"]:
+        assert item["p_value"] <= item["p_adjusted"] + 1e-12
+        if item["verdict"] == "certified":
+            assert item["p_adjusted"] <= delta
+            assert item["p_value"] <= delta
+        if item["verdict"] == "regressed":
+            assert item["p_regressed"] <= delta
+            assert item["difference"] < -item["margin"]
+        if item["verdict"] == "undecided" and claim in (Claim.ALL, Claim.EACH):
+            assert item["p_adjusted"] > delta
+            assert item["p_regressed"] > delta
+        assert item["simultaneous_lower_bound"] <= item["lower_bound"] <= item["difference"] + 1e-12
     if claim is Claim.ALL:
-        assert (told["verdict"] == "certified") == all(one["p_value"] <= delta for one in told["tasks"])
-    if told["verdict"] == "certified" and claim in (Claim.BOUNDS, Claim.DEVSAFETY):
-        assert told["devsafety"]["lower_bound"] >= -margin
+        assert (reported["verdict"] == "certified") == all(item["p_value"] <= delta for item in reported["tasks"])
+    if reported["verdict"] == "certified" and claim in (Claim.BOUNDS, Claim.DEVSAFETY):
+        assert reported["devsafety"]["lower_bound"] >= -margin
 
 
 def test_needed_images() -> None:
-    told = report(
+    reported = report(
         evaluate([GOOD, SMALL, Counts("close", 1000, 5, 18)], {**MARGINS, "close": 0.02}, 0.05), confidence=0.95
     )
-    good, small, close = told["tasks"]
+    good, small, close = reported["tasks"]
     assert good["needed"] is None
     assert small["needed"] > 200
     assert close["needed"] > 1000
@@ -160,7 +160,7 @@ def test_needed_images() -> None:
 def test_many_tasks_over_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.certify.claims.WORTH_A_PROCESS", 0)
     tasks = [Counts(f"t{k}", 100 + k, k, 2) for k in range(6)]
-    margins = {one.task: 0.01 for one in tasks}
+    margins = {item.task: 0.01 for item in tasks}
     assert evaluate(tasks, margins, 0.05, workers=2) == evaluate(tasks, margins, 0.05)
 
 

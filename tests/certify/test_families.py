@@ -8,14 +8,8 @@ import pytest
 from holdfast.artifacts import fingerprint_ids
 from holdfast.certify.families import image_keys
 from holdfast.certify.ledger import Budget, Ledger
-from holdfast.certify.sealed import (
-    Candidates,
-    SealedClaim,
-    certify_candidates,
-    check_unspent,
-    restricted,
-    sealed_claim,
-)
+from holdfast.certify.sealed import Candidates, certify_candidates
+from holdfast.certify.sealed_claim import SealedClaim, check_unspent, restricted, sealed_claim
 from holdfast.errors import UndecidedError, UserError
 
 

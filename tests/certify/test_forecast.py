@@ -19,7 +19,7 @@ from holdfast.certify.forecast import (
     margin_for,
     smallest_margin,
 )
-from holdfast.certify.sealed import sealed_claim
+from holdfast.certify.sealed_claim import sealed_claim
 from holdfast.errors import UserError
 
 FEW = Flips(gained=0.005, lost=0.005)

@@ -97,7 +97,7 @@ def test_leaks_between_and_within(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a/x/0007.jpg", tmp_path / "b/x/same.jpg")
     code, text = run("leaks", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "pairs.csv", "--json")
     assert code == 3
-    pairs = [(Path(one["a"]).name, Path(one["b"]).name, one["kind"]) for one in json.loads(text)["pairs"]]
+    pairs = [(Path(item["a"]).name, Path(item["b"]).name, item["kind"]) for item in json.loads(text)["pairs"]]
     assert pairs == [("0005.jpg", "mirror.png", "near"), ("0007.jpg", "same.jpg", "exact")]
     with (tmp_path / "pairs.csv").open() as file:
         assert [Path(row["b"]).name for row in csv.DictReader(file)] == ["mirror.png", "same.jpg"]
@@ -129,8 +129,8 @@ def test_leaks_with_the_features_of_a_model(tmp_path: Path) -> None:
     classifier = Classifier(towers, ("cat", "owl"), (("a cat",), ("an owl",)), class_temperature=0.05)
     save_model(classifier, tmp_path / "model")
     images = [picture(n, 50, 40) for n in range(4)]
-    pixels = torch.from_numpy(np.stack([evaluation_view(one, view.size, view.interpolation) for one in images]))
-    mean, std = (torch.tensor(one)[:, None, None] for one in (view.mean, view.std))
+    pixels = torch.from_numpy(np.stack([evaluation_view(item, view.size, view.interpolation) for item in images]))
+    mean, std = (torch.tensor(item)[:, None, None] for item in (view.mean, view.std))
     with torch.inference_mode():
         expected = classifier.image_features((pixels / 255 - mean) / std).numpy()
     assert np.allclose(features_of(tmp_path / "model")(images), expected, atol=1e-5)

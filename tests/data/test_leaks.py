@@ -89,18 +89,18 @@ def test_planted_near_copies_are_found_and_nothing_else(change: str) -> None:
     copies = [CHANGES[change](originals[number]) for number in range(0, 120, 10)]
     planted = {(number * 10, 100 + number) for number in range(len(copies))}
     first, second = signed(originals), signed([*others, *copies])
-    assert {(one.a, one.b) for one in near_duplicates(first, second)} == planted  # type: ignore[arg-type]
+    assert {(item.a, item.b) for item in near_duplicates(first, second)} == planted  # type: ignore[arg-type]
     backwards = near_duplicates(second, first)  # type: ignore[arg-type]
-    assert {(one.b, one.a) for one in backwards} == planted
+    assert {(item.b, item.a) for item in backwards} == planted
     mirrored = "mirrored" in change
-    assert all(one.mirrored == mirrored for one in backwards)
+    assert all(item.mirrored == mirrored for item in backwards)
 
 
 def test_within_one_set_each_pair_once() -> None:
     images = [picture(number, 160, 120) for number in range(50)]
     images.append(again(images[7]))
     found = near_duplicates(signed(images))  # type: ignore[arg-type]
-    assert [(one.a, one.b) for one in found] == [(7, 50)]
+    assert [(item.a, item.b) for item in found] == [(7, 50)]
 
 
 def test_same_hash_is_not_enough() -> None:
@@ -129,7 +129,7 @@ def test_flat_and_tiny_pictures_are_not_near_copies() -> None:
 
 def make(images: list[Image.Image], name: str) -> Pictures:
     contents = [encode(image, "PNG") for image in images]
-    ids = tuple(hashlib.sha256(one).hexdigest() for one in contents)
+    ids = tuple(hashlib.sha256(item).hexdigest() for item in contents)
     return Pictures(ids, tuple(f"{name}/{n}" for n in range(len(images))), signed(images))  # type: ignore[arg-type]
 
 
@@ -149,14 +149,14 @@ def test_features_find_what_thumbnails_cannot() -> None:
     values /= np.linalg.norm(values, axis=1, keepdims=True)
     other = values[::50] + 0.01 * generator.standard_normal((10, 64)).astype(np.float32)
     other /= np.linalg.norm(other, axis=1, keepdims=True)
-    assert [(one.a, one.b) for one in similar_features(values, other)] == [(50 * n, n) for n in range(10)]
+    assert [(item.a, item.b) for item in similar_features(values, other)] == [(50 * n, n) for n in range(10)]
 
 
 def test_handed_in_features_are_used(tmp_path: Path) -> None:
     write_folder(tmp_path, {"a": 4})
     found = catalogue([SourceConfig(path=tmp_path)], Path())
     same = pictures_of(found, features=lambda images: np.ones((len(images), 3)))
-    assert {one.kind for one in find_leaks(same)} == {"features"}
+    assert {item.kind for item in find_leaks(same)} == {"features"}
 
 
 def test_roles_of_a_round_with_near_copies(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_planted_copies_among_real_photographs(tmp_path: Path) -> None:
         changed.append(changes[number % len(changes)](images[test[position]]))
     first = signed([*changed, *(images[name] for name in train)])
     second = signed([images[name] for name in test])
-    found = {(one.a, one.b) for one in near_duplicates(first, second)}  # type: ignore[arg-type]
+    found = {(item.a, item.b) for item in near_duplicates(first, second)}  # type: ignore[arg-type]
     hits = sum((number, position) in found for number, position in planted.items())
     assert hits >= 0.95 * len(planted)
     assert len(found) - hits <= 10  # the published split has near copies of its own

@@ -24,8 +24,8 @@ def table(rows: list[tuple[str, str, str | None]]) -> Catalogue:
     import pyarrow as pa
 
     values = [
-        {"example_id": one, "class": label, "split": split, "source": "s", "locator": str(n), "reader": 0, "index": n}
-        for n, (one, label, split) in enumerate(rows)
+        {"example_id": item, "class": label, "split": split, "source": "s", "locator": str(n), "reader": 0, "index": n}
+        for n, (item, label, split) in enumerate(rows)
     ]
     return Catalogue(pa.Table.from_pylist(values, schema=CATALOGUE), ())
 
@@ -95,7 +95,7 @@ def test_the_strictest_copy_is_kept(tmp_path: Path) -> None:
         "contradicting labels": 1,
     }
     assert len(set(assigned.ids)) == len(assigned.ids) == 30 + 5 + 30 + 5 - 1
-    leak = next(one for one in assigned.problems if one.kind == "copy in another split")
+    leak = next(item for item in assigned.problems if item.kind == "copy in another split")
     assert "leak.jpg" in leak.where
     roles = assigned.table(found)
     kept = {row["locator"]: row["role"] for row in roles.to_pylist()}

@@ -19,7 +19,7 @@ from holdfast.candidates.select import Candidate, blocking_task, described, fron
 from holdfast.certify.certificate import Settings, run_test
 from holdfast.certify.ledger import Budget
 from holdfast.certify.report import report
-from holdfast.certify.sealed import sealed_claim
+from holdfast.certify.sealed_claim import sealed_claim
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.rounds.result import comparison_json

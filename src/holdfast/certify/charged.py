@@ -20,7 +20,8 @@ from holdfast.certify.families import image_keys
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.predictions import evidence
 from holdfast.certify.scores import layout_of
-from holdfast.certify.sealed import SealedClaim, check_possible, ledger_record, one_bit
+from holdfast.certify.sealed import ledger_record, one_bit
+from holdfast.certify.sealed_claim import SealedClaim, check_possible
 from holdfast.certify.tables import Paired
 from holdfast.errors import UndecidedError, UserError
 

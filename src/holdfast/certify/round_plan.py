@@ -19,7 +19,7 @@ from holdfast.certify.forecast import (
     Stock,
     forecast_claim,
 )
-from holdfast.certify.sealed import ClaimedSettings, SealedClaim, check_unspent, claim_of, ledger_of
+from holdfast.certify.sealed_claim import ClaimedSettings, SealedClaim, check_unspent, claim_of, ledger_of
 from holdfast.config import DataConfig, RolesConfig, parse, read_toml, upgraded
 from holdfast.data.assemble import Survey, survey
 from holdfast.data.sources.files import split_role

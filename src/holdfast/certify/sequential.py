@@ -10,9 +10,9 @@ from holdfast.certify.eprocess import first_passage
 from holdfast.certify.tables import Paired
 
 SEQUENTIAL_PROMISE = (
-    "P(some Δ_k <= -ε_k and the verdict is ever `certified`) <= δ, however often and whenever one looks, for one pair "
-    "of models fixed before the first image. Needs: images of a task that arrive independently of each other, in their "
-    "order of arrival, none left out. It says nothing about other distributions."
+    "P(some Δ_k <= -ε_k and the verdict is ever `certified`) <= δ, however often and whenever the verdict is read, for "
+    "one pair of models fixed before the first image. Needs: images of a task that arrive independently of each other, "
+    "in their order of arrival, none left out. It says nothing about other distributions."
 )
 
 

@@ -346,14 +346,14 @@ def _order(old: tuple[Column, Column], new: tuple[Column, Column], paths: tuple[
     """For every row of the old model's table the row of the new one's that is about the same image and task."""
     size = len(old[1].names)
     task, identity = new[0].codes_in(old[0]), new[1].codes_in(old[1])
-    there = np.where((task < 0) | (identity < 0), -1, task * size + identity)
+    given = np.where((task < 0) | (identity < 0), -1, task * size + identity)
     wanted = old[0].codes * size + old[1].codes
-    order = np.argsort(there, kind="stable")
-    place = np.minimum(np.searchsorted(there[order], wanted), len(order) - 1)
+    order = np.argsort(given, kind="stable")
+    place = np.minimum(np.searchsorted(given[order], wanted), len(order) - 1)
     rows = order[place]
-    matched = there[rows] == wanted
-    if not matched.all() or len(there) != len(wanted):
-        first, second = int((~matched).sum()), len(there) - int(matched.sum())
+    matched = given[rows] == wanted
+    if not matched.all() or len(given) != len(wanted):
+        first, second = int((~matched).sum()), len(given) - int(matched.sum())
         raise UserError(
             f"{paths[0]} and {paths[1]} do not join: they are not about the same images and tasks",
             expected="the same example_id and task in both files",

@@ -53,16 +53,8 @@ class Population(Protocol):
 
 
 @dataclass(frozen=True)
-class Flips:
-    """Groups of ``size`` images that are right or wrong; two of one group correlate by ``icc``.
-
-    An image shares its group's draw with probability sqrt(icc), else it has a draw of its own.
-    """
-
-    size: int
-    discordance: float
-    difference: float = 0.0
-    icc: float = 0.0
+class _EqualGroups:
+    size: int  # images, or rows, of every group
 
     @property
     def limit(self) -> float:
@@ -71,8 +63,20 @@ class Flips:
 
     @property
     def weight(self) -> float:
-        """Images of a group."""
+        """The same."""
         return float(self.size)
+
+
+@dataclass(frozen=True)
+class Flips(_EqualGroups):
+    """Groups of ``size`` images that are right or wrong; two of one group correlate by ``icc``.
+
+    An image shares its group's draw with probability sqrt(icc), else it has a draw of its own.
+    """
+
+    discordance: float
+    difference: float = 0.0
+    icc: float = 0.0
 
     @property
     def variance(self) -> float:
@@ -92,26 +96,15 @@ class Flips:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(_EqualGroups):
     """Groups of ``size`` rows whose change in score has this mean and standard deviation; both as shares of the range.
 
     Normal, and cut off at the range.
     """
 
-    size: int
     deviation: float
     difference: float = 0.0
     icc: float = 0.0
-
-    @property
-    def limit(self) -> float:
-        """Every group has the same size."""
-        return float(self.size)
-
-    @property
-    def weight(self) -> float:
-        """Rows of a group."""
-        return float(self.size)
 
     @property
     def variance(self) -> float:

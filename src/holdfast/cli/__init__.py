@@ -28,6 +28,7 @@ from holdfast.cli import export as _export
 from holdfast.cli import import_ as _import
 from holdfast.cli import init as _init
 from holdfast.cli import lineage as _lineage
+from holdfast.cli import plan as _plan
 from holdfast.cli import policy as _policy
 from holdfast.cli import report as _report
 from holdfast.cli import track as _track
@@ -68,7 +69,7 @@ app.command("export")(_export.export)
 app.command("bench")(_bench.bench)
 app.command("certify")(_certify.certify)
 app.command("gate")(_policy.gate)
-app.command("plan")(_certify.plan)
+app.command("plan")(_plan.plan)
 app.command("claim")(_verify.claim)
 app.command("sign")(_verify.sign)
 app.command("verify")(_verify.verify)

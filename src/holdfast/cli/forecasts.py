@@ -56,6 +56,7 @@ def _summary(found: Forecast, left_out: int) -> list[str]:
         f"Margins in points: the round's, and the smallest that the sealed images prove if none, one or two of them "
         f"are lost and none is gained. Tested at level {found.level:g}.",
         f"Expected flips: {rest}.",
+        *_left_out(found),
         f"Chance that the round passes: {percent(found.chance)}",
     ]
     if found.advice:
@@ -75,7 +76,7 @@ def opening_lines(found: Forecast) -> list[str]:
     least = f"least likely: {weakest.task}, {weakest.images} sealed images, {percent(weakest.chance)}"
     if not weakest.is_target:
         least += f" at {points(weakest.margin)} points"
-    texts = [f"plan: a chance of {percent(found.chance)} that {classes} pass{_gain(found)}", least]
+    texts = [f"plan: a chance of {percent(found.chance)} that {classes} pass{_gain(found)}", least, *_left_out(found)]
     end = ["class by class: holdfast plan ROUND.toml"] if found.advice else []
     lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
     for item in found.advice:  # as many as have room, the best first
@@ -95,6 +96,11 @@ def print_opening(found: Forecast) -> None:
 
 def _gain(found: Forecast) -> str:
     return " and the target gains" if any(task.is_target for task in found.tasks) else ""
+
+
+def _left_out(found: Forecast) -> list[str]:
+    queried = f"{found.left_out} sealed image{'' if found.left_out == 1 else 's'}"
+    return [f"{queried} queried before and not tested again."] if found.left_out else []
 
 
 def _flips(flips: Flips) -> str:

@@ -72,6 +72,8 @@ def init(
     classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
     print(f"found {len(findings.classes)} classes: {classes}")
     print(f"wrote {out}" + (f" and {tune_file}" if make else ""))
+    for line in _margin_lines(forecast, margin):
+        print(line)
     print(f"chance that the round passes: {percent(forecast.chance)}")
     print("next:")
     if target is None:
@@ -80,6 +82,22 @@ def init(
         print(f"  holdfast tune {tune_file} --out {out.parent / 'base'}")
     print(f"  holdfast plan {out}")
     print(f"  holdfast develop {out} --out {out.parent / 'run'}")
+
+
+def _margin_lines(forecast: Forecast, asked: float) -> list[str]:
+    """Which classes have too few sealed images for the margin that was asked for, and get a larger one."""
+    import textwrap
+
+    from holdfast.cli.forecasts import WIDTH, points
+
+    larger = {task.task: task.margin for task in forecast.tasks if not task.is_target and task.margin > asked}
+    if not larger:
+        return []
+    by_size = sorted(larger.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{name} {points(value)}" for name, value in by_size[:6])
+    more = f" and {len(by_size) - 6} more" if len(by_size) > 6 else ""
+    text = f"margins above the {points(asked)} points asked for, which so few images cannot prove: {listed}{more}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
 def _check_free(path: Path) -> None:
@@ -100,7 +118,7 @@ def _planned(
 
     from holdfast.certify.choose_shares import choose_shares
     from holdfast.certify.round_plan import forecast_survey
-    from holdfast.certify.sealed import ClaimedSettings
+    from holdfast.certify.sealed_claim import ClaimedSettings
     from holdfast.cli.forecasts import percent
     from holdfast.config import CandidatesConfig, CertifyConfig, DataConfig, TaskConfig
     from holdfast.data.assemble import survey

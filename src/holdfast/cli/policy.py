@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.certify import EXITS, Json, print_verdict
+from holdfast.cli.certify import EXITS, print_verdict
 from holdfast.cli.gate import Outputs, certify_files
 from holdfast.cli.logs import (
     Coco,
@@ -23,7 +23,7 @@ from holdfast.cli.logs import (
     TaskField,
     layout_for,
 )
-from holdfast.cli.options import refuse_ignored
+from holdfast.cli.options import Json, refuse_ignored
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:

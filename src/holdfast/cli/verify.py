@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.certify import Confidence, Json, Margins, QueryBudget, check_decided, margins_of, names_of, pools_of
+from holdfast.cli.certify import check_decided
+from holdfast.cli.options import Confidence, Json, Margins, QueryBudget, margins_of, names_of, pools_of
 from holdfast.errors import Exit
 
 

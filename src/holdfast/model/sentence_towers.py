@@ -65,14 +65,19 @@ class SentenceTowers(TwoTowers):
         self._tokenizer_file = tokenizer
         self.image = EfficientNetLite0()
 
+    @property
+    @override
+    def records_steps(self) -> bool:
+        """Texts are cut before they are on the device, and nothing else depends on what they say."""
+        return True
+
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:
         """Mean over the words, scaled to length sqrt(text_width): the scale of a layer-normalised CLIP feature."""
-        # Padding is masked out of the attention, so cutting it off is exact.
-        longest = int((tokens != 0).sum(dim=1).max()) if len(tokens) else 1
-        tokens = tokens[:, : -(-longest // _LENGTH_STEP) * _LENGTH_STEP]
+        tokens = tokens if tokens.is_cuda else self.shorten(tokens)
         mask = tokens != 0
-        words = self.sentence(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        # As attention takes it: from a mask of two dimensions transformers first asks the device what is in it.
+        words = self.sentence(input_ids=tokens, attention_mask=mask[:, None, None, :]).last_hidden_state
         weights = mask.unsqueeze(-1).to(words.dtype)
         mean = (words * weights).sum(dim=1) / weights.sum(dim=1)
         return functional.normalize(mean, dim=-1) * self.text_width**0.5
@@ -81,6 +86,12 @@ class SentenceTowers(TwoTowers):
     @override
     def projection(self) -> Tensor:
         return self.weight
+
+    @override
+    def shorten(self, tokens: Tensor) -> Tensor:
+        """Padding is masked out of the attention, so cutting it off is exact."""
+        longest = int((tokens != 0).sum(dim=1).max()) if len(tokens) else 1
+        return tokens[:, : -(-longest // _LENGTH_STEP) * _LENGTH_STEP]
 
     @override
     def tokenize(self, texts: Sequence[str]) -> Tensor:
@@ -170,4 +181,4 @@ def create_bert(config: dict[str, Any]) -> Any:
         from transformers import BertConfig, BertModel
     except ImportError as error:
         raise UserError("the sentence encoder needs transformers", do="pip install 'holdfast[parts]'") from error
-    return BertModel(BertConfig(**config), add_pooling_layer=False)
+    return BertModel(BertConfig(**config, attn_implementation="sdpa"), add_pooling_layer=False)

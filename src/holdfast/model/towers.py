@@ -104,6 +104,11 @@ class TwoTowers(nn.Module, ABC):
         """Whether :mod:`holdfast.kernels.fast` computes both towers, where it is switched on."""
         return False
 
+    @property
+    def records_steps(self) -> bool:
+        """Whether a step over these towers can be recorded as a CUDA graph: nothing in them waits for the device."""
+        return self.has_fast_path
+
     @abstractmethod
     def image_features(self, images: Tensor) -> Tensor:
         """E1 before normalisation: [n, 3, S, S] normalised pixels -> [n, D]."""

@@ -19,8 +19,7 @@ from holdfast.candidates.chance import predicted_gain
 from holdfast.candidates.select import described
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger, default_ledger
-from holdfast.certify.sealed import ClaimedSettings, read_sealed_claim
-from holdfast.config import CertifyConfig
+from holdfast.certify.sealed_claim import ClaimedSettings, read_sealed_claim
 from holdfast.errors import HoldfastError, UserError
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.evidence import Evidence, dev_evidence, sealed_evidence
@@ -127,7 +126,7 @@ class RunContent:
     @property
     def margins(self) -> dict[str, float]:
         """The accepted loss of every protected task."""
-        return margins_of(self.settings.certify, self.protected)
+        return self.settings.certify.margins_of(self.protected)
 
     @property
     def confidence(self) -> float:
@@ -149,14 +148,6 @@ class RunContent:
         return found
 
 
-def margins_of(certify: CertifyConfig, tasks: Sequence[str]) -> dict[str, float]:
-    """The accepted loss of every task as the round's file says it."""
-    margin = certify.margin
-    if isinstance(margin, dict):
-        return {task: margin.get(task, 0.0) for task in tasks}
-    return dict.fromkeys(tasks, margin)
-
-
 def read_run(path: Path) -> RunContent:
     """Read a finished run."""
     folder = RunFolder.open(path)
@@ -174,7 +165,7 @@ def read_run(path: Path) -> RunContent:
     metrics = read_metrics(folder.metrics)
     candidates = [_candidate(item, target, result, reported) for item in result["candidates"]]
     shown = _described(candidates, result)
-    margins, confidence = margins_of(settings.certify, protected), settings.certify.confidence
+    margins, confidence = settings.certify.margins_of(protected), settings.certify.confidence
     if reported is not None and retired and "devsafety" in reported:
         evidence = sealed_evidence(reported, _changes(_pair(folder, "old", "new", "sealed")))
     else:

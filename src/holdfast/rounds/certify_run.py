@@ -13,17 +13,8 @@ import pyarrow as pa
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.certify.certificate import check_confidence
 from holdfast.certify.ledger import Ledger
-from holdfast.certify.sealed import (
-    Candidates,
-    ExtraBaseline,
-    SealedClaim,
-    certify_candidates,
-    check_possible,
-    check_unspent,
-    ledger_of,
-    read_sealed_claim,
-    write_run_certificate,
-)
+from holdfast.certify.sealed import Candidates, ExtraBaseline, certify_candidates, write_run_certificate
+from holdfast.certify.sealed_claim import SealedClaim, check_possible, check_unspent, ledger_of, read_sealed_claim
 from holdfast.config import RoundConfig
 from holdfast.data.round import LabelledSet
 from holdfast.errors import UserError
@@ -49,7 +40,7 @@ def certify_run(
     confidence: float | None = None,
     ledger: Path | None = None,
 ) -> dict[str, Any]:
-    """A look at the sealed images of a finished run: the report of its certificate.
+    """A query of the sealed images of a finished run: the report of its certificate.
 
     Killed anywhere and called again it ends as if it had not been: a query belongs to the run and its claim.
     """
@@ -73,7 +64,7 @@ def certify_run(
 
 
 def _something_to_certify(run: RunFolder) -> None:
-    """A run that is finished and hands back a new model; no look is spent on any other."""
+    """A run that is finished and hands back a new model; no query is spent on any other."""
     if not run.finished:
         raise UserError(f"the run {run.root} is not finished", do=f"go on with: holdfast develop --resume {run.root}")
     if read_json(run.result)["kept_old"]:

@@ -16,19 +16,15 @@ from holdfast.candidates.select import Candidate, best_candidate, choose_on_dev,
 from holdfast.certify.forecast import Forecast
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.round_plan import forecast_survey
-from holdfast.certify.sealed import (
-    Candidates,
+from holdfast.certify.sealed import Candidates, ExtraBaseline, SealedOutcome, certify_candidates, write_run_certificate
+from holdfast.certify.sealed_claim import (
     ClaimedSettings,
-    ExtraBaseline,
     SealedClaim,
-    SealedOutcome,
-    certify_candidates,
     check_possible,
     check_unspent,
     claim_of,
     ledger_of,
     read_sealed_claim,
-    write_run_certificate,
 )
 from holdfast.config import CertifyConfig, RoundConfig
 from holdfast.data.assemble import Survey
@@ -140,19 +136,20 @@ def claimed_margins(config: RoundConfig, folder: RunFolder, candidates: Sequence
     """The margin of every protected class."""
     if tests_sealed(config.certify, folder):
         return dict(read_sealed_claim(folder).settings.margins)
-    return margins_of(config.certify, [name for name in candidates[0].dev.tasks if name != candidates[0].dev.target])
+    dev = candidates[0].dev
+    return config.certify.margins_of(name for name in dev.tasks if name != dev.target)
+
+
+def best_of(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate that the rule would take of these; they are :func:`scored`."""
+    margins = claimed_margins(config, folder, candidates)
+    return best_candidate(candidates, margins, must_gain=config.certify.target_gain)
 
 
 def test_of(claim: SealedClaim) -> SealedTest:
     """The test that a claim about sealed images makes of a candidate."""
     target, units = claim.settings.target, claim.units
     return SealedTest(units, claim.settings.margins, claim.budget.level, None if target is None else units[target])
-
-
-def margins_of(config: CertifyConfig, protected: Sequence[str]) -> dict[str, float]:
-    """The margin of every protected class; without sealed images a class may be left out of a mapping."""
-    given = config.margin
-    return {name: given.get(name, 0.0) if isinstance(given, dict) else given for name in protected}
 
 
 def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -176,9 +173,8 @@ def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
 
 def not_queried(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> Decision:
     """The end of a round with no candidate that is worth a query of its sealed set."""
-    claims_gain = config.certify.target_gain
-    best = best_candidate(candidates, claimed_margins(config, folder, candidates), must_gain=claims_gain)
-    if claims_gain and best.dev.target_gain <= 0:
+    best = best_of(config, folder, candidates)
+    if config.certify.target_gain and best.dev.target_gain <= 0:
         grounds = "no candidate gained on the target"
     else:
         grounds = (

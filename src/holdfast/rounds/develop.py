@@ -17,7 +17,8 @@ from holdfast.config import RoundConfig, parse
 from holdfast.data.assemble import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
-from holdfast.rounds.decide import NO_PLAN, PlanCheck, check_budget
+from holdfast.rounds.decide import NO_PLAN, PlanCheck, best_of, check_budget
+from holdfast.rounds.former import former_form
 from holdfast.rounds.result import RoundResult, read_result
 from holdfast.rounds.round import Round
 from holdfast.runtime import Runtime, started
@@ -82,7 +83,7 @@ def _run(
     if plan.show_refit is not None and config.method.trains():
         offered = round_.refit_candidates()  # on every rank
         if offered and runtime.is_main:
-            plan.show_refit(offered[0])
+            plan.show_refit(best_of(config, folder, offered))
     silent = quiet or not runtime.is_main or not config.method.trains()
     with choose_progress("developing", config.train.steps, quiet=silent) as progress:
         round_.train(progress)
@@ -108,7 +109,8 @@ def resume_config(run: Path) -> tuple[RoundConfig, Path]:
     """Config and root of a run that was begun."""
     folder = RunFolder.open(run)
     origin = folder.origin
-    return parse(RoundConfig, read_json(folder.config), str(folder.config), origin), origin
+    values = former_form(read_json(folder.config))
+    return parse(RoundConfig, values, str(folder.config), origin), origin
 
 
 @contextmanager

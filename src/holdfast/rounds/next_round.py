@@ -1,4 +1,4 @@
-"""A round inside a project: which model it starts from, what it protects, whom it answers to, where its looks are."""
+"""A round inside a project: its starting model, what it protects, whom it answers to, which ledger it queries."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.candidates.select import described
 from holdfast.certify.exact.score_test import p_value
-from holdfast.certify.sealed import ClaimedSettings
+from holdfast.certify.sealed_claim import ClaimedSettings
 from holdfast.errors import UndecidedError
 
 _LONGEST = 40  # characters of a class's name in a sentence
@@ -189,10 +189,7 @@ def _hypotheses(
     changes: Mapping[str, tuple[int, float, int, int]], settings: ClaimedSettings, target: str
 ) -> dict[str, float]:
     """Margin of every class that the claim is about."""
-    margin = settings.certify.margin
-    margins = {
-        name: float(margin.get(name, 0.0) if isinstance(margin, dict) else margin) for name in changes if name != target
-    }
+    margins = settings.certify.margins_of(name for name in changes if name != target)
     return {**margins, target: 0.0} if settings.certify.target_gain else margins
 
 

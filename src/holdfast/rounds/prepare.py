@@ -156,7 +156,7 @@ def _choose_trainable(method: Method, config: RoundConfig) -> None:
     if linear:
         model.use_linear().requires_grad_(True)
     elif method.uses_heads and config.model.head_rank > 0:
-        model.begin_round(config.model.head_rank, derive_seed(config.seed, "heads"))
+        method.begin_heads(config.model.head_rank, derive_seed(config.seed, "heads"))
 
 
 def _fingerprint(config: Config, data: str, parent: str) -> str:
@@ -169,4 +169,6 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
 
 def view_settings(train: TrainConfig, method_config: MethodConfig) -> ViewSettings:
     """Random views of pairs as [train] says, of protected images as the method says."""
-    return ViewSettings(train.augment, method_config.protected_views(), train.crop_scale, train.flip)
+    two = train.augment and method_config.two_views()
+    protected = "paired" if two else method_config.protected_views()
+    return ViewSettings(train.augment, protected, train.crop_scale, train.flip, train.rotation, two)

@@ -45,7 +45,7 @@ from holdfast.candidates.select import (
     gain_by_margin,
 )
 from holdfast.certify.ledger import Ledger
-from holdfast.certify.sealed import SealedClaim, check_readable, ledger_of, read_sealed_claim
+from holdfast.certify.sealed_claim import SealedClaim, check_readable, ledger_of, read_sealed_claim
 from holdfast.config import RoundConfig
 from holdfast.data.assemble import Survey
 from holdfast.data.round import LabelledSet, RoundData
@@ -265,7 +265,7 @@ class Round:
         return [candidate for lam in self.config.lambdas for candidate in self._at(step, lam, models)]
 
     def refit_candidates(self) -> list[Candidate]:
-        """What the round can do without training: the old weights with the target refitted, best first.
+        """What the round can do without training: the old weights with the target refitted.
 
         Takes seconds, and is kept: :meth:`candidates` finds it again. Empty where the target is not refitted.
         """
@@ -273,8 +273,7 @@ class Round:
             return []
         stage("refitting the target")
         made = self._at(checkpoint_name(0), 0.0, self._refitted())
-        made = scored(self.config, self.folder, made, self._ledger())
-        return sorted(made, key=lambda candidate: (-candidate.expected_gain, candidate.name))
+        return scored(self.config, self.folder, made, self._ledger())
 
     def _at(self, step: str, lam: float, models: CandidateModels) -> list[Candidate]:
         """The candidates of one lambda; those at 0 do not depend on the training and are scored once."""

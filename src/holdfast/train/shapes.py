@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from holdfast.train.loop import TrainSpec
 _WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
 
 
+Form = Literal["default", "published"]
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a step is made of."""
@@ -37,12 +41,15 @@ class Shape:
     target_pairs: int = 4096
     images: int = 2048  # pictures in the file; rows are used again
     constraint_per_task: int = 8
+    size: int = 224  # pixels
 
 
 SHAPES = {
     "bdd100k": Shape("ViT-B-16", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
     "places365": Shape("ViT-B-16", 364, 64, 240, 2, "the scene is a {}", 0.01),
-    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512),
+    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512, size=32),
+    "small": Shape("parts-128", 6, 256, None, 17, "a photo of a {}", 0.05, constraint_per_task=100, size=128),
+    "bdd100k-large": Shape("ViT-L-14", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
 }
 
 
@@ -100,21 +107,23 @@ def train_config(shape: Shape, **changes: object) -> TrainConfig:
 
 
 def made_up_run(
-    shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool
+    shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool, form: Form = "default"
 ) -> tuple[Method, TrainSpec]:
     """The method over random weights, ready to be measured."""
-    method_config = HoldfastConfig(form="published", research=ResearchConfig(views="paired" if paired else "clean"))
+    method_config = HoldfastConfig(form=form, research=ResearchConfig(views="paired" if paired else "clean"))
     towers = load_towers(shape.architecture, None, seed=0)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
     new = old.copy()
-    new.begin_round(32, 0)
     old.requires_grad_(False)
     if config.checkpoint_activations:
         new.towers.checkpoint_activations()
     method = Holdfast(new, method_config, config.steps)
+    method.begin_heads(32, 0)
     with compute_mode(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
-    views = ViewSettings(config.augment, method_config.protected_views(), config.crop_scale, config.flip)
+    views = ViewSettings(
+        config.augment, method_config.protected_views(), config.crop_scale, config.flip, config.rotation
+    )
     return method, TrainSpec(config, views, 0, "made up", evaluate_every=config.steps)
