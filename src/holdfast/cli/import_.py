@@ -39,8 +39,9 @@ def import_(
     """Make a model folder of a model of another library, for `[model] start` of a round.
 
     Its outputs are compared with the source's own before anything is written. Two towers (CLIP, SigLIP) need no
-    classes: a round brings its own. Those of the method's authors with task-dependent heads do. A timm or torchvision classifier becomes a backbone and a linear head over its
-    classes. Nothing is fetched, and no code that comes with a model is run.
+    classes: a round brings its own. A checkpoint of the method's authors needs those of its task-dependent heads. A
+    timm or torchvision classifier becomes a backbone and a linear head over its classes. Nothing is fetched, and no
+    code that comes with a model is run.
     """
     from holdfast.model.folder import save_model
     from holdfast.model.importers import import_model
