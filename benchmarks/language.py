@@ -11,7 +11,8 @@ transformers folder. The skills are in `language_skills.py`; right means that gr
 **Data.** A seed draws, without repetition: 500 items of the target to train on, 100 of each protected skill (for the
 methods that use them), and of every skill 300 dev, 1,000 sealed and 1,000 test items.
 
-**Methods.** Each trains with three values of its own strength (`METHODS` in `language_training.py`), 200 steps of AdamW.
+**Methods.** Each trains with three values of its own strength (`METHODS` in `language_training.py`), 100 steps of
+AdamW.
 
 | method | loss beside the target's |
 | --- | --- |
@@ -21,15 +22,15 @@ methods that use them), and of every skill 300 dev, 1,000 sealed and 1,000 test 
 | KL | weight × KL(old, new) at the answers of protected items |
 | holdfast | `RetentionPenalty`: one constraint a skill |
 
-**Choice, fixed before the run.** Candidates are the three trained models (`trained`), or for each of them the weights at
-λ = 0.25, 0.5, 0.75, 1 between old and new (`interpolated`). All methods are chosen by the product's own rule on dev items
-(`holdfast.candidates.select.rank_for_testing`): candidates that lost no more than the margin on dev go first; among them
-the largest chance to pass times gain. Below a chance of 25 % nothing is queried, and the old model is kept.
+**Choice, fixed before the run.** Candidates are the three trained models (`trained`), or for each of them the weights
+at λ = 0.25, 0.5, 0.75, 1 between old and new (`interpolated`). All methods are chosen by the product's own rule on dev
+items (`holdfast.candidates.select.rank_for_testing`): candidates that lost no more than the margin on dev go first;
+among them the largest chance to pass times gain. Below a chance of 25 % nothing is queried, and the old model is kept.
 
-**Certificate.** The chosen candidate of a method, a seed and a kind of candidates is evaluated on the sealed items once.
-The claim of `holdfast.certify`: no protected skill lost more than 3 points, and the target gained, at 95 %. Seeds and
-methods stand for projects of their own. Test items serve the table alone. Where nothing was queried, the table shows what
-the best candidate would have done on the test items.
+**Certificate.** The chosen candidate of a method, a seed and a kind of candidates is evaluated on the sealed items
+once. The claim of `holdfast.certify`: no protected skill lost more than 3 points, and the target gained, at 95 %. Seeds
+and methods stand for projects of their own. Test items serve the table alone. Where nothing was queried, the table
+shows what the best candidate would have done on the test items.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ MARGIN, LEVEL, LEAST_CHANCE = 0.03, 0.05, 0.25
 PILOT_SEED = 1000
 LAMBDAS = (0.25, 0.5, 0.75, 1.0)
 KINDS = {"trained": (1.0,), "interpolated": LAMBDAS}
-FULL = {"target": 500, "protected": 100, "dev": 300, "sealed": 1000, "test": 1000, "steps": 200}
+FULL = {"target": 500, "protected": 100, "dev": 300, "sealed": 1000, "test": 1000, "steps": 100}
 SMOKE = {"target": 16, "protected": 4, "dev": 6, "sealed": 8, "test": 8, "steps": 2}
 Right = dict[str, list[bool]]  # by skill
 
@@ -224,7 +225,7 @@ def run(arguments: argparse.Namespace) -> None:
     done = {(made["method"], made["seed"]) for made in result["studies"]}
     wanted = [(name, seed) for seed in seeds for name in methods if (name, seed) not in done]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // arguments.jobs))
     with tempfile.TemporaryDirectory() as folder:
         for part in load(model):  # reading a GGUF takes longer than reading what it became
             part.save_pretrained(folder)

@@ -1,8 +1,8 @@
 """Skills for the study of a language model: questions with short answers, made here or cut from Python's own manual.
 
-A skill draws questions. A prompt is two solved questions of the skill, always the same two, and a third that is open; the
-answer ends with a new line. Splits are drawn without repetition: no question of one split is in another, and none is
-among the two solved ones. Everything is a function of the seed, the prose also of the Python version.
+A skill draws questions. A prompt is two solved questions of the skill, always the same two, and a third that is open;
+the answer ends with a new line. Splits are drawn without repetition: no question of one split is in another, and none
+is among the two solved ones. Everything is a function of the seed, the prose also of the Python version.
 """
 
 from __future__ import annotations
@@ -14,29 +14,49 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
+
+def words(text: str) -> list[str]:
+    """A list that is easier to read as a text."""
+    return text.split()
+
+
 KINDS = {
-    "animal": """ant bear bee butterfly camel cat chicken cow crow deer dog dolphin duck eagle elephant fox frog giraffe
-        goat goose hawk horse kangaroo lion lizard monkey mouse otter owl pig rabbit salmon shark sheep snake spider
-        squirrel tiger trout turkey turtle whale wolf zebra""".split(),
-    "food": """apple bacon banana bean bread butter cabbage cake carrot cheese cherry chocolate cookie egg grape honey
-        lemon noodle onion orange pancake pasta peach pizza potato rice salad sandwich sausage soup spinach sugar tomato
-        yogurt""".split(),
-    "tool": """anvil axe broom bucket chisel drill hammer knife ladder needle pliers rake rope saw scissors screwdriver
-        shovel wrench""".split(),
-    "vehicle": """airplane bicycle boat bus canoe car ferry helicopter motorcycle scooter ship submarine taxi tractor
-        train truck van wagon""".split(),
-    "clothing": "belt blouse boot coat dress glove hat jacket scarf shirt shoe skirt sock sweater".split(),
-    "furniture": "bed bench bookcase cabinet chair desk dresser shelf sofa stool table wardrobe".split(),
+    "animal": words(
+        """ant bear bee butterfly camel cat chicken cow crow deer dog dolphin duck eagle elephant fox frog giraffe goat
+        goose hawk horse kangaroo lion lizard monkey mouse otter owl pig rabbit salmon shark sheep snake spider squirrel
+        tiger trout turkey turtle whale wolf zebra"""
+    ),
+    "food": words(
+        """apple bacon banana bean bread butter cabbage cake carrot cheese cherry chocolate cookie egg grape honey lemon
+        noodle onion orange pancake pasta peach pizza potato rice salad sandwich sausage soup spinach sugar tomato
+        yogurt"""
+    ),
+    "tool": words(
+        """anvil axe broom bucket chisel drill hammer knife ladder needle pliers rake rope saw scissors screwdriver
+        shovel wrench"""
+    ),
+    "vehicle": words(
+        """airplane bicycle boat bus canoe car ferry helicopter motorcycle scooter ship submarine taxi tractor train
+        truck van wagon"""
+    ),
+    "clothing": words("belt blouse boot coat dress glove hat jacket scarf shirt shoe skirt sock sweater"),
+    "furniture": words("bed bench bookcase cabinet chair desk dresser shelf sofa stool table wardrobe"),
 }
 WORDS = [word for kind in KINDS.values() for word in kind]
 THINGS = [word for name, kind in KINDS.items() if name != "animal" for word in kind]
-PRAISE = "amazing brilliant charming delightful excellent fantastic great lovely perfect pleasant superb wonderful".split()
-BLAME = "annoying awful bad boring disappointing disgusting dreadful horrible miserable poor terrible unpleasant".split()
-ADVERBS = "really quite very so rather truly simply just".split()
-PEOPLE = """Alice Anna Ben Carl Clara David Emma Eric Frank George Grace Henry Ivan Jack James Jane John Julia Kate Laura
-    Leo Linda Lucy Maria Mark Mary Nina Oscar Paul Peter Robert Rose Sam Sarah Simon Susan Thomas Tom Victor""".split()
-CITIES = """Athens Berlin Boston Cairo Chicago Dallas Delhi Denver Dublin Lima London Madrid Miami Milan Moscow Oslo Paris
-    Prague Rome Seattle Sydney Tokyo Vienna Warsaw""".split()
+PRAISE = words(
+    "amazing brilliant charming delightful excellent fantastic great lovely perfect pleasant superb wonderful"
+)
+BLAME = words("annoying awful bad boring disappointing disgusting dreadful horrible miserable poor terrible unpleasant")
+ADVERBS = words("really quite very so rather truly simply just")
+PEOPLE = words(
+    """Alice Anna Ben Carl Clara David Emma Eric Frank George Grace Henry Ivan Jack James Jane John Julia Kate Laura Leo
+    Linda Lucy Maria Mark Mary Nina Oscar Paul Peter Robert Rose Sam Sarah Simon Susan Thomas Tom Victor"""
+)
+CITIES = words(
+    """Athens Berlin Boston Cairo Chicago Dallas Delhi Denver Dublin Lima London Madrid Miami Milan Moscow Oslo Paris
+    Prague Rome Seattle Sydney Tokyo Vienna Warsaw"""
+)
 
 Question = tuple[str, str]  # the open question and its answer
 
@@ -49,35 +69,35 @@ class Item:
     answer: str
 
 
-def listed(words: list[str], which: str, answer: str) -> Question:
+def listed(four: list[str], which: str, answer: str) -> Question:
     """A question about a list of words."""
-    return f"List: {', '.join(words)}. {which} word:", f" {answer}"
+    return f"List: {', '.join(four)}. {which} word:", f" {answer}"
 
 
 def second_word(random: Random) -> Question:
     """The second of four words."""
-    words = random.sample(WORDS, 4)
-    return listed(words, "Second", words[1])
+    four = random.sample(WORDS, 4)
+    return listed(four, "Second", four[1])
 
 
 def first_word(random: Random) -> Question:
     """The first of four words."""
-    words = random.sample(WORDS, 4)
-    return listed(words, "First", words[0])
+    four = random.sample(WORDS, 4)
+    return listed(four, "First", four[0])
 
 
 def last_word(random: Random) -> Question:
     """The last of four words."""
-    words = random.sample(WORDS, 4)
-    return listed(words, "Last", words[3])
+    four = random.sample(WORDS, 4)
+    return listed(four, "Last", four[3])
 
 
 def find_animal(random: Random) -> Question:
     """The animal among three words."""
     animal = random.choice(KINDS["animal"])
-    words = [animal, *random.sample(THINGS, 2)]
-    random.shuffle(words)
-    return f"Words: {', '.join(words)}. The animal is the", f" {animal}"
+    three = [animal, *random.sample(THINGS, 2)]
+    random.shuffle(three)
+    return f"Words: {', '.join(three)}. The animal is the", f" {animal}"
 
 
 def who_has(random: Random) -> Question:
@@ -91,8 +111,8 @@ def who_has(random: Random) -> Question:
 def sentiment(random: Random) -> Question:
     """Praise or blame."""
     good = random.random() < 0.5
-    words = f"{random.choice(ADVERBS)} {random.choice(PRAISE if good else BLAME)}"
-    return f"Review: The {random.choice(WORDS)} was {words}. Sentiment:", " positive" if good else " negative"
+    verdict = f"{random.choice(ADVERBS)} {random.choice(PRAISE if good else BLAME)}"
+    return f"Review: The {random.choice(WORDS)} was {verdict}. Sentiment:", " positive" if good else " negative"
 
 
 def as_json(random: Random) -> Question:
@@ -118,9 +138,9 @@ def prose() -> list[Question]:
     questions: dict[str, str] = {}
     for text in topics.values():
         for paragraph in re.split(r"\n\s*\n", text):
-            words = paragraph.split()
-            for start in range(0, len(words) - 8, 9):
-                *before, after = words[start : start + 9]
+            text_words = paragraph.split()
+            for start in range(0, len(text_words) - 8, 9):
+                *before, after = text_words[start : start + 9]
                 if after.isalpha() and all(re.fullmatch(r"[A-Za-z'\"(),.;:*-]+", word) for word in before):
                     questions.setdefault(" ".join(before), f" {after}")
     return sorted(questions.items())

@@ -214,9 +214,9 @@ class Method:
 
 
 METHODS: Mapping[str, Method] = {
-    "fine-tuning": Method("learning rate", (1e-5, 3e-5, 1e-4), rate=None),
+    "fine-tuning": Method("learning rate", (3e-6, 1e-5, 3e-5), rate=None),
     "LoRA": Method("learning rate", (1e-4, 3e-4, 1e-3), rate=None),
-    "OSF": Method("kept rank", (0.5, 0.75, 0.9), rate=1e-4),
+    "OSF": Method("kept rank", (0.9, 0.95, 0.99), rate=1e-4),
     "replay": Method("weight", (0.3, 1.0, 3.0)),
     "KL": Method("weight", (0.3, 1.0, 3.0)),
     "holdfast": Method("beta", (20.0, 200.0, 2000.0)),

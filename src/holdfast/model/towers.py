@@ -58,7 +58,7 @@ class Preprocess:
         for start in range(0, count, batch):
             part = slice(start, start + batch)
             pixels = examples.images(part if positions is None else positions[part])
-            through = None if view is None else View(view.box[part], view.flip[part])
+            through = None if view is None else view[part]
             pixels = pixels.to(like.device, non_blocking=True)
             yield part, normalize_views(pixels, self.mean, self.std, through, like.dtype)
 

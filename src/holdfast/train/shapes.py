@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.data.sources.store import PackedPixels
 from holdfast.methods.base import Method
+from holdfast.methods.forms import Form
 from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
@@ -22,9 +22,6 @@ from holdfast.train.compute_mode import compute_mode
 from holdfast.train.loop import TrainSpec
 
 _WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
-
-
-Form = Literal["default", "published"]
 
 
 @dataclass(frozen=True)
