@@ -70,6 +70,7 @@ def develop(
     with `--resume RUN` and ends with the same bits.
     """
     from holdfast.cli.forecasts import print_opening, print_refit
+    from holdfast.cli.without_pandas import leave_out_pandas
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.config.round import check_sections
     from holdfast.model.weights import check_model
@@ -91,6 +92,7 @@ def develop(
         root = round_file.parent
         values = read_toml(round_file)
         check_model(check_sections(values, str(round_file)).model, root)  # before torch is imported
+        leave_out_pandas()
         stage("loading PyTorch")
         config = parse(RoundConfig, values, str(round_file), root)
         if seed is not None:
