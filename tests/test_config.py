@@ -42,6 +42,7 @@ def test_defaults_are_the_method() -> None:
         ({"data": {"source": {"knd": "x"}}}, "unknown key 'data.source.knd'"),
         ({"data": {"source": [{"kind": "digits"}, {"kind": "digits", "pth": ""}]}}, "data.source.1.pth"),
         ({"data": {"source": {"kind": "folder"}}}, "needs a path"),
+        ({"data": {"source": {"kind": "folder", "path": "x", "first": 3}}}, "first is for a source of kind 'csv'"),
         ({"data": {**BASE["data"], "roles": {"dev": 0.6, "test": 0.5}}}, "leaves nothing to train on"),
         ({"task": {}}, "'task.target' is missing"),
         ({"model": {}}, "give start"),

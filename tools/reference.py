@@ -17,7 +17,12 @@ import typer.main
 
 from holdfast.cli import app
 from holdfast.config import Config, RoundConfig, TuneConfig
-from holdfast.config.renamed import _MOVED, _MOVED_OF_HOLDFAST, current  # pyright: ignore[reportPrivateUsage]
+from holdfast.config.renamed import (
+    _MOVED,  # pyright: ignore[reportPrivateUsage]
+    _MOVED_OF_HOLDFAST,  # pyright: ignore[reportPrivateUsage]
+    REMOVED_OPTIONS,
+    current,
+)
 from holdfast.methods.registry import BUILT_IN, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,7 +163,7 @@ def command(path: list[str], found: Any) -> list[str]:
         help_text = cell(prose(getattr(parameter, "help", None) or ""))
         if parameter.param_type_name == "argument":
             rows.append(f"| `{(parameter.metavar or parameter.name).strip('[]')}` | | {help_text} |")
-        elif "--help" not in parameter.opts:
+        elif "--help" not in parameter.opts and not parameter.hidden:
             names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
             rows.append(f"| {names} | {shown_default(parameter)} | {help_text} |")
     if rows:
@@ -208,6 +213,8 @@ def renamed() -> str:
     lines += [f"| `{old}` | `{new}` |" for old, new in _MOVED.items()]
     lines += [f"| `{old}` (method `holdfast`) | `{new}` |" for old, new in _MOVED_OF_HOLDFAST.items()]
     lines += ["| `train.towers`, `train.compile`, `train.graphs` | `train.speed` |"]
+    lines += ["", "Options that are gone are refused with a sentence:", "", "| option | today |", "| --- | --- |"]
+    lines += [f"| `holdfast {command} {option}` | {today} |" for (command, option), today in REMOVED_OPTIONS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -171,24 +171,43 @@ def test_the_papers_form_is_a_switch(holdfast: Any, tmp_path: Path) -> None:
     from holdfast.artifacts import RunFolder, read_json
 
     path = tmp_path / "ROUND.toml"
-    text = ROUND.replace("[train]", "[method]\ndistil = 5.0\n[train]")
+    text = ROUND.replace("[train]", "[method]\nbeta = 5.0\n[train]")
     path.write_text(text)
     run = tmp_path / "run"
-    options = ("--steps", "2", "--as-published", "--anyway", "--quiet")
+    options = ("--steps", "2", "--form", "authors", "--anyway", "--quiet")
     code, _, error = holdfast("develop", str(path), "--out", str(run), *options)
     assert code in (0, 4), error
-    method = read_json(RunFolder.open(run).config)["method"]
+    config = read_json(RunFolder.open(run).config)
+    method = config["method"]
     assert (method["form"], method["beta"], method["distill_weight"], method["research"]["views"]) == (
-        "published",
-        200.0,
+        "authors",
+        5.0,
         0.0,
-        "clean",
+        "mismatched",
     )
-    path.write_text(text.replace("distil = 5.0", 'name = "rm"'))
-    code, _, error = holdfast("develop", str(path), "--out", str(tmp_path / "other"), "--as-published")
-    assert code == 2
-    assert 'method.name = "rm"' in error
-    assert "leave out --as-published" in error
+    assert config["candidates"]["interpolation"] == [1.0]
+    assert (config["train"]["steps"], config["train"]["rotation"]) == (2, 15.0)
+    (candidate,) = read_json(RunFolder.open(run).result)["candidates"]
+    assert (candidate["lambda"], candidate["bias"]) == (1.0, 0.0)
+    assert holdfast("develop", "--resume", str(run), "--quiet")[0] == code  # what a run folder says is no contradiction
+
+
+def test_a_form_that_a_method_has_not_and_the_option_that_is_gone_are_sentences(
+    holdfast: Any, tmp_path: Path, tried: Any
+) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND.replace("[train]", '[method]\nname = "finetune"\n[train]'))
+    for options, sentences in (
+        (("--form", "published"), ('method.name = "finetune"', "leave out --form")),
+        (("--as-published",), ("--as-published is gone", '[method] form = "published"', "--form published")),
+        (("--form", "papers"), ("'papers' is not one of", "authors")),
+        (("--quick", "--form", "authors"), ("--quick trains nothing",)),
+    ):
+        tried("bad inputs")
+        code, _, error = holdfast("develop", str(path), "--out", str(tmp_path / "other"), *options)
+        assert code == 2
+        assert all(sentence in " ".join(error.split()) for sentence in sentences), error
+    assert not (tmp_path / "other").exists()
 
 
 LONG = "x" * 5000

@@ -127,6 +127,68 @@ def test_studies_extend_each_other(tmp_path: Path) -> None:
         read_study(tmp_path / "loop.toml")
 
 
+BELOW = (
+    'sizes = [10]\n[grid]\n"train.learning_rate" = [1e-3]\n[round.task]\ntarget = "eight"\n'
+    '[round.data]\nsource = { kind = "digits" }\n[round.model]\narchitecture = "tiny"\n'
+    '[round.train]\nflip = true\nwarmup_steps = 5\n[[methods]]\nname = "rm"\n'
+)
+
+
+def test_a_study_unsets_keys_of_the_one_that_it_extends(tmp_path: Path) -> None:
+    (tmp_path / "below.toml").write_text(BELOW)
+    (tmp_path / "above.toml").write_text(
+        'extends = "below.toml"\nunset = ["sizes", "grid.train.learning_rate", "round.train.flip"]\n'
+        "[round.train]\nsteps = 50\n"
+    )
+    (job, *_) = plan(read_study(tmp_path / "above.toml"), tmp_path)
+    assert (job.column, job.setting) == ("all", ())
+    assert (job.config.train.flip, job.config.train.warmup_steps, job.config.train.steps) == (False, 5, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('extends = "below.toml"\nunset = ["round.train.flipp"]\n', "below.toml has no key 'round.train.flipp'"),
+        ('extends = "below.toml"\nunset = ["size"]\n', "did you mean 'sizes'"),
+        ('extends = "below.toml"\nunset = "sizes"\n', "unset is no list of keys"),
+        ('extends = "below.toml"\nunset = [1]\n', "unset is no list of keys"),
+        (BELOW.replace("sizes = [10]", 'unset = ["sizes"]'), "unset without extends"),
+    ],
+)
+def test_a_key_that_cannot_be_unset_is_a_sentence(tmp_path: Path, text: str, message: str, tried: Any) -> None:
+    tried("bad inputs")
+    (tmp_path / "below.toml").write_text(BELOW)
+    (tmp_path / "above.toml").write_text(text)
+    with pytest.raises(UserError) as raised:
+        read_study(tmp_path / "above.toml")
+    assert message in raised.value.text()
+
+
+PAPER = ("bdd100k-foggy", "bdd100k-overcast", "bdd100k-tunnel", "places365-dressing-room", "two-rounds-foggy")
+
+
+@pytest.mark.parametrize("name", [*PAPER, *(name for name in ready_studies() if name.startswith("ablation-"))])
+def test_the_papers_grids_are_in_its_authors_units(name: str, tmp_path: Path) -> None:
+    jobs = plan(read_study(name, tmp_path), tmp_path)
+    places = name.startswith("places365")
+    tau_0 = 0.01 if places else 0.05
+    for job in jobs:
+        config = job.config
+        if job.row not in ("GEM", "RM") and "RM" not in job.row:
+            assert (config.train.warmup_steps, config.train.flip, config.train.rotation) == (500, True, 15.0)
+        if config.method.name in ("rm", "holdfast"):
+            assert config.method.model_dump()["form"] == "authors"
+            assert config.method.retention_scale(tau_0) == tau_0
+            assert (config.lambdas, config.candidates.refit_target) == ((1.0,), False)
+    betas = {job.config.method.kkt_penalty() for job in jobs if job.config.method.name == "holdfast"}
+    # What multiplies the gradient of h_k is 20 (Places365: 100) times less.
+    in_our_units = {round(float(beta or 0) * tau_0, 9) for beta in betas}
+    assert in_our_units == ({6.0, 10.0, 40.0} if places else {5.0, 10.0, 20.0})
+    if name.startswith("bdd100k"):
+        of_rm = [job.config.method.model_dump() for job in jobs if job.config.method.name == "rm"]
+        assert {round(float(method["alpha"]) * tau_0, 9) for method in of_rm} == {0.005, 0.05, 0.5}
+
+
 def test_every_ready_study_plans_without_images(tmp_path: Path) -> None:
     counts = {name: len(plan_all(read_study(name, tmp_path), tmp_path / "out")) for name in ready_studies()}
     # 18 + 2 + 6 + 12 + 48 + 12 + 6 settings of the paper's grids, four sizes, five seeds

@@ -232,3 +232,28 @@ def test_the_same_study_on_a_local_ray(tmp_path: Path) -> None:
     elsewhere = [job for job in plan(found, tmp_path / "ray") if job.row != "broken"]
     for item, other in zip(plan(here, tmp_path / "here"), elsewhere, strict=True):
         assert JobFolder(item.folder).read().dev == JobFolder(other.folder).read().dev
+
+
+def test_singular_values_of_the_chosen_runs_are_a_table(tmp_path: Path) -> None:
+    from holdfast.compare.singular import write_singular_values
+    from holdfast.rounds.diagnose import diagnose_run
+
+    methods = [
+        {"name": "holdfast", "label": "With heads"},
+        {"name": "holdfast", "label": "Without heads", "set": {"model.head_rank": 0}},
+        {"name": "wise_ft", "of": "With heads", "lambdas": [0.5]},
+    ]
+    result = run_study(study(tmp_path, methods=methods), tmp_path / "out", run_here, silent, figures=False)
+    lines: list[str] = []
+    table = write_singular_values(result, lines.append, images=4)
+    assert len(lines) == 4  # two trained rows, before and after
+    ((heads, plain),) = table.groups
+    job = next(choice.jobs[0] for choice in result.choices if choice.row == "With heads")
+    after = diagnose_run(job.folder, at="end", images=4)
+    shown = f"{after.singular_value:.4g}(0)", f"{after.singular_value_without_heads:.4g}(0)"
+    assert (heads[4].text, heads[5].text) == shown
+    assert plain[4].text == plain[5].text  # no heads: both are the same
+    assert (tmp_path / "out" / "tables" / "singular-values.tex").exists()
+    again: list[str] = []
+    assert write_singular_values(result, again.append, images=4) == table
+    assert again == []  # kept in the jobs' folders

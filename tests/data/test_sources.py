@@ -96,6 +96,11 @@ def test_tables(tmp_path: Path) -> None:
     ]
     with_tabs = write_table(tmp_path / "b.tsv", "filepath\ttitle\n2.jpg\ta dog, awake\n")
     assert list_source(with_tabs, Path()).entries[0].caption == "a dog, awake"
+    assert with_commas.path is not None
+    first = with_commas.model_copy(update={"first": 1})
+    assert [entry.label for entry in list_source(first, Path()).entries] == ["cat"]
+    many = with_commas.model_copy(update={"first": 2, "path": with_commas.path.parent / "*.?sv"})
+    assert [entry.label for entry in list_source(many, Path()).entries] == ["cat", "dog"]  # of all tables together
     both = catalogue([with_commas, with_tabs], Path())
     assert len(both) == 3
     assert both.readers[both.table["reader"].to_pylist()[2]].image(0).size == (40, 30)

@@ -82,6 +82,29 @@ def test_attention_on_the_gpu_is_that_of_plain_words(length: int, owned: bool) -
 
 
 @gpu
+@pytest.mark.parametrize(("length", "size"), [(257, 64), (577, 64), (257, 80), (197, 72)])
+def test_long_rows_and_other_heads_are_those_of_plain_words(length: int, size: int) -> None:
+    from holdfast.kernels import long_attention
+
+    device = torch.device("cuda:0")
+    assert fused._attention(device, length, size) is long_attention
+    assert fused.can(device, torch.bfloat16, length, size)
+    assert not fused.can(device, torch.bfloat16, length, size, owned=True)
+    shape = fused.Shape(3, length, 2, False, 1e-5, 1e-5)
+    made = torch.Generator().manual_seed(3)
+    rows = -(-3 * length // 8) * 8
+    packed = torch.randn(rows, 6 * size, generator=made).bfloat16()
+    gradient = torch.randn(rows, 2 * size, generator=made).bfloat16()
+    gradient[shape.tokens :] = 0
+    mixed, share = fused._attend(packed, shape)
+    expected = fused._attend_backward(packed, mixed, gradient, share, shape)
+    on_gpu, levels = fused._attend(packed.cuda(), shape)
+    assert distance(on_gpu, mixed) < 0.01
+    got = fused._attend_backward(packed.cuda(), on_gpu, gradient.cuda(), levels, shape)
+    assert all(distance(tensor, other) < 0.02 for tensor, other in zip(got, expected, strict=True))
+
+
+@gpu
 @pytest.mark.parametrize("quick", [False, True])
 def test_passes_on_the_gpu_are_those_of_plain_words(quick: bool) -> None:
     from holdfast.kernels import triton_ops as kernels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,13 +139,21 @@ def batch_of(
         negative_texts=Texts(tokenize([data.negatives.texts[i] for i in n])),
         negative_index=torch.from_numpy(n),
         protected_images=Images(_floats(data.constraint.images(p))),
-        protected_old_images=None,
         protected_task=torch.from_numpy(labels),
         protected_index=torch.from_numpy(p),
         tasks=torch.from_numpy(np.unique(data.constraint.labels[np.asarray(protected, dtype=np.int64)])),
         target_total=totals[0],
         negative_total=totals[1],
         protected_total=totals[2],
+    )
+
+
+def with_second_views(batch: Batch) -> Batch:
+    """The batch with its target and protected pictures once more, mirrored."""
+    return replace(
+        batch,
+        target_images_again=Images(batch.target_images.pixels.flip(3)),
+        protected_images_again=Images(batch.protected_images.pixels.flip(3)),
     )
 
 

@@ -13,7 +13,7 @@ from holdfast.methods.co2l import Co2l, Co2lConfig
 from holdfast.methods.der import Der, DerConfig, second_draw
 from holdfast.methods.gem import Gem, GemConfig
 from holdfast.methods.labelled import LinearMethod
-from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch
+from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch, with_second_views
 
 
 def naive_loss(method: LinearMethod, image: Tensor, label: int) -> Tensor:
@@ -102,6 +102,24 @@ def test_co2l_contrasts_target_images_and_keeps_relations(kappa: float, kappa_ol
     close(output.parts["target"], naive_contrast(z, 4, 0.1), method)
     close(output.parts["retention"], weight * naive_distillation(z, old, kappa, kappa_old), method)
     assert torch.isfinite(gradient(output.surrogate, method.model)).all()
+
+
+def test_co2l_takes_two_views_as_further_samples() -> None:
+    data = small_data()
+    method = Co2l(small_model(data), Co2lConfig(temperature=0.1, kappa=0.2, kappa_old=0.1), 10)
+    prepared(method, data)
+    batch = with_second_views(whole_batch(data, method))
+    output = method(batch)
+    assert batch.target_images_again is not None
+    assert batch.protected_images_again is not None
+    pixels = (
+        *(batch.target_images.pixels, batch.target_images_again.pixels),
+        *(batch.protected_images.pixels, batch.protected_images_again.pixels),
+    )
+    images = Images(torch.cat(pixels))
+    z, old = features(method, images), list(method.old.image_features(images))
+    close(output.parts["target"], naive_contrast(z, 8, 0.1), method)  # the other view of an image is a positive
+    close(output.parts["retention"], naive_distillation(z, old, 0.2, 0.1), method)
 
 
 def test_protected_images_are_negatives_only() -> None:

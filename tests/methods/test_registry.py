@@ -140,9 +140,9 @@ def test_a_method_derived_from_a_built_in_one_has_its_settings_under_its_own_nam
     given = settings(tmp_path, "mine.py", beta=7.0, research={"views": "paired"})
     assert given.method.protected_views() == "paired"
     assert given.trained.head_learning_rate == pytest.approx(30 * given.train.learning_rate)
-    published = given.method.as_published()
-    assert published is not None
-    assert (published.name, published.kkt_penalty(), published.protected_views()) == ("mine.py", 200.0, "clean")
+    published = settings(tmp_path, "mine.py", form="published")
+    assert (published.method.name, published.method.kkt_penalty()) == ("mine.py", 200.0)
+    assert (published.lambdas, published.candidates.refit_target) == ((1.0,), False)
     assert "did you mean 'views'" in fault(tmp_path, "mine.py", research={"vews": "paired"})
 
 

@@ -18,13 +18,14 @@ from holdfast.methods.flyp import FlypConfig
 from holdfast.methods.gem import GemConfig
 from holdfast.methods.rm import RmConfig
 from holdfast.methods.wccl import WcclConfig
-from tests.methods.small import batch_of, gradient, prepared, small_data, small_model
+from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, with_second_views
 
 CONFIGS = {
     "flyp": FlypConfig(temperature=0.2),
     "wccl": WcclConfig(temperature=0.2),
     "gem": GemConfig(),
     "co2l": Co2lConfig(),
+    "co2l, two views": Co2lConfig(),
     "der": DerConfig(),
     "der++": DerConfig(beta=1.0),
     "rm": RmConfig(),
@@ -42,7 +43,8 @@ def run_steps(name: str, rank: int, world: int) -> dict[str, torch.Tensor]:
         method.begin_phase(1)
     found: dict[str, torch.Tensor] = {}
     for number, positions in enumerate(STEPS):
-        output = method(batch_of(data, *positions, method.model.towers.tokenize, rank, world))
+        batch = batch_of(data, *positions, method.model.towers.tokenize, rank, world)
+        output = method(with_second_views(batch) if "two views" in name else batch)
         total = gradient(output.surrogate, method.model)
         if output.task_losses is not None:
             total = torch.cat([total, gradient(output.task_losses[1], method.model)])

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from holdfast.artifacts import RunFolder, read_json, write_json
 from holdfast.cli import tables
+from holdfast.config import RoundConfig, parse
 from holdfast.report.content import read_run
 from holdfast.report.page import write_report
-from holdfast.rounds.former import read_result_json
+from holdfast.rounds.former import former_form, read_result_json
 from holdfast.rounds.result import candidate_json, read_result
 from tests.report.fabricated import made_up_run
 
@@ -76,3 +77,17 @@ def test_todays_keys_win_and_other_files_pass_through(tmp_path: Path) -> None:
     assert values["gain_by_margin"] == []
     write_json(path, [1, 2])
     assert read_result_json(path) == [1, 2]
+
+
+def test_a_round_in_the_published_form_of_before_is_read_with_its_candidates() -> None:
+    """There the form said nothing of candidates: its config.json names a walk that today's form excludes."""
+    given = {"task": {"target": "eight"}, "data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
+    today = parse(RoundConfig, {**given, "method": {"form": "published", "beta": 7.0}}, "ROUND.toml")
+    values = today.model_dump(mode="json")
+    del values["train"]["rotation"]
+    values["candidates"] = RoundConfig.model_fields["candidates"].default.model_dump(mode="json")
+    read = parse(RoundConfig, former_form(values), "config.json")
+    assert len(read.lambdas) == 5
+    assert read.candidates.refit_target
+    assert {**read.method.model_dump(), "form": "published"} == today.method.model_dump()
+    assert former_form(today.model_dump(mode="json")) == today.model_dump(mode="json")

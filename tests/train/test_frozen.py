@@ -190,7 +190,7 @@ def test_a_batch_moves_as_a_whole() -> None:
     assert kept is not None
     index = torch.arange(2)
     images, texts = Images(None, kept.target.rows(index)), Texts(index[:, None])
-    batch = Batch(images, texts, index, images, texts, index, images, None, index, index, index, 2, 2, 2)
+    batch = Batch(images, texts, index, images, texts, index, images, index, index, index, 2, 2, 2)
     moved = batch.to(torch.device("meta"))
     assert moved.target_images.kept is not None
     assert moved.target_images.kept.features.device.type == "meta"

@@ -18,7 +18,10 @@ def bench(
         Path | None, typer.Argument(metavar="ROUND.toml", help="The round whose steps are timed; nothing is written.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="A made-up round instead: bdd100k, places365 (ViT-B/16) or tiny.")
+        str | None,
+        typer.Option(
+            help="A made-up round: bdd100k, places365 (ViT-B/16), bdd100k-large (ViT-L/14), small (parts), tiny."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after a warm-up.")] = 50,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
@@ -90,7 +93,6 @@ def _of_shape(name: str, steps: int, device: str | None, paired: bool, **changes
     import tempfile
 
     from holdfast.errors import nearest
-    from holdfast.model.openclip import architecture_config
     from holdfast.runtime import started
     from holdfast.train.bench import measure
     from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
@@ -98,9 +100,8 @@ def _of_shape(name: str, steps: int, device: str | None, paired: bool, **changes
     if name not in SHAPES:
         raise UserError(f"unknown shape {name!r}", do=nearest(name, SHAPES))
     shape = SHAPES[name]
-    size = int(architecture_config(shape.architecture)["vision_cfg"]["image_size"])
     with started(device or "auto") as runtime, tempfile.TemporaryDirectory() as folder:
-        data = made_up_round(shape, write_pictures(Path(folder) / "pixels.bin", shape.images, size))
+        data = made_up_round(shape, write_pictures(Path(folder) / "pixels.bin", shape.images, shape.size))
         method, plan = made_up_run(shape, data, train_config(shape, **changes), runtime, paired=paired)
         return measure(method, data, plan, runtime, steps=steps)
 

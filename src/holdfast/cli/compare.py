@@ -27,7 +27,22 @@ def compare(
         typer.Option(metavar="ADDRESS", help="Run the jobs on this Ray cluster (`local` starts one here)."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every job and stop; no image is read.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Print the ready studies and stop.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Print the ready studies, their jobs and GPU hours, and stop.")
+    ] = False,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="With --list and --dry-run: milliseconds of a step (`holdfast bench`), for the GPU hours."
+        ),
+    ] = None,
+    singular_values: Annotated[
+        bool,
+        typer.Option(
+            "--singular-values",
+            help="Then diagnose the chosen runs: smallest singular value of the tasks' gradients before and after.",
+        ),
+    ] = False,
     figures: Annotated[bool, typer.Option(help="Draw figures.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for every job.")] = False,
 ) -> int:
@@ -37,18 +52,16 @@ def compare(
     not run again, interrupted ones go on from their checkpoint, failed ones are tried once more. Settings are chosen on
     dev images, retention ratio first and target gain second; test images are scored once, for what was chosen.
     """
-    from holdfast.compare.grid import read_study, ready_studies
+    from holdfast.compare.grid import read_study
 
     if list_:
-        for name, file in ready_studies().items():
-            print(f"{name:<28}{read_study(file).config.title}")
-        return int(Exit.DONE)
+        return _list(step_ms)
     if study is None:
         raise UserError("which study?", expected="a STUDY.toml, or a ready study's name", do="see them with --list")
     found = read_study(study, root)
     folder = out or Path("studies") / found.name
     if dry_run:
-        return _dry_run(found, folder)
+        return _dry_run(found, folder, step_ms)
     from holdfast.compare.pool import choose_runner
     from holdfast.compare.study import run_study
 
@@ -57,20 +70,51 @@ def compare(
         table = result.out / "tables" / f"{name}.txt"
         if table.exists():
             print(table.read_text(encoding="utf-8"))
+    if singular_values:
+        from holdfast.compare.singular import write_singular_values
+
+        print(write_singular_values(result, _no_line if quiet else _line).text())
     print(f"{result.jobs} jobs, {len(result.failed)} failed; tables and figures in {folder}")
     for name, error in result.failed:
         print(f"failed: {name}\n  {error}")
     return int(Exit.FAILED if result.failed else Exit.DONE)
 
 
-def _dry_run(study: Study, folder: Path) -> int:
+def _list(step_ms: float | None) -> int:
+    from holdfast.compare.grid import read_study, ready_studies
+    from holdfast.compare.hours import estimate
+
+    for name, file in ready_studies().items():
+        study = read_study(file)
+        found = estimate(study, step_ms)
+        print(f"{name:<32}{found.jobs:>6,} jobs  {found.text:>17}  {study.config.title}")
+    print(_basis(step_ms))
+    return int(Exit.DONE)
+
+
+def _basis(step_ms: float | None) -> str:
+    from holdfast.compare.hours import MACHINE, MEASURED
+
+    if step_ms is not None:
+        return f"GPU hours: training alone, {step_ms:g} ms a step"
+    steps = ", ".join(f"{item.milliseconds:.1f} ms for {item.images} pictures" for item in MEASURED.values())
+    return (
+        f"GPU hours: training alone, every method at the step of ours on one {MACHINE} (ViT-B/16 at 224 px: {steps}; "
+        "benchmarks/step.py), in proportion to the pictures of a step; others with --step-ms"
+    )
+
+
+def _dry_run(study: Study, folder: Path, step_ms: float | None) -> int:
     from holdfast.compare.grid import plan_all
+    from holdfast.compare.hours import estimate
 
     jobs = plan_all(study, folder)
     for job in jobs:
         steps = f"λ = {job.position:g} of {job.parent}" if job.parent else f"{job.config.train.steps} steps"
         print(f"{job.name} · {steps} · {job.folder}")
-    print(f"{len(jobs)} jobs")
+    found = estimate(study, step_ms)
+    print(f"{len(jobs)} jobs, {found.steps:,} steps: {found.text}")
+    print(_basis(step_ms))
     return int(Exit.DONE)
 
 

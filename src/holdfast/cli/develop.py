@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import shlex
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.config.renamed import REMOVED_OPTIONS
 from holdfast.errors import Exit, UserError
 
 # The chance below which a round is not trained unless `--anyway` is given.
 REQUIRED_CHANCE = 0.5
 
 if TYPE_CHECKING:
-    from holdfast.config import MethodConfig, RoundConfig
+    from holdfast.config import RoundConfig
     from holdfast.rounds.result import RoundResult
+
+
+class Form(StrEnum):
+    """Which form of a method."""
+
+    DEFAULT = "default"
+    PUBLISHED = "published"
+    AUTHORS = "authors"
 
 
 def develop(
@@ -41,13 +51,11 @@ def develop(
         str | None,
         typer.Option(help="none, or full: each rank holds a part of the weights (torchrun); with --resume too."),
     ] = None,
-    as_published: Annotated[
-        bool,
-        typer.Option(
-            "--as-published",
-            help="The method in the paper's form, whatever [method] says of it, and its target left as trained.",
-        ),
-    ] = False,
+    form: Annotated[
+        Form | None,
+        typer.Option(help="Another form of the method than the file's: default, published or authors."),
+    ] = None,
+    as_published: Annotated[bool, typer.Option("--as-published", hidden=True)] = False,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Refit the target alone, in seconds, whatever [method] says: nothing is trained."),
@@ -76,13 +84,17 @@ def develop(
     from holdfast.model.weights import check_model
     from holdfast.stages import stage, stages_shown
 
+    if as_published:
+        raise UserError("--as-published is gone", do=REMOVED_OPTIONS["develop", "--as-published"])
+    if quick and (form is not None or steps is not None):
+        raise UserError("--quick trains nothing", do="leave out --form and --steps, or --quick")
     if project is not None and out is not None:
         raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
     if parent is not None and project is None:
         raise UserError("--parent without --project", do="say which project with --project DIR")
     with stages_shown(quiet=quiet, verbose=verbose):
         if resume is not None:
-            if round_file is not None or out is not None or project is not None or as_published or quick:
+            if any(given not in (None, False) for given in (round_file, out, project, form, quick)):
                 raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
             return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
         if round_file is None:
@@ -90,24 +102,19 @@ def develop(
                 "which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`"
             )
         root = round_file.parent
-        values = read_toml(round_file)
+        values = _with_options(read_toml(round_file), form=form, device=device, shard=shard, steps=steps)
         check_model(check_sections(values, str(round_file)).model, root)  # before torch is imported
         leave_out_pandas()
         stage("loading PyTorch")
+        if form is not None:
+            _check_form(values, root)
         config = parse(RoundConfig, values, str(round_file), root)
         if seed is not None:
             config = config.model_copy(update={"seed": seed})
         if quick:
-            if as_published or steps is not None:
-                raise UserError("--quick trains nothing", do="leave out --as-published and --steps, or --quick")
             config = parse(RoundConfig, {**values, "method": {"name": "refit"}}, str(round_file), root).model_copy(
                 update={"seed": config.seed}
             )
-        if as_published:
-            # The paper has one model an evaluation: no refit of the target, no bias.
-            plain = config.candidates.model_copy(update={"refit_target": False, "target_bias": (0.0,)})
-            config = config.model_copy(update={"method": _published(config.method), "candidates": plain})
-        config = _with_train(config, device=device, shard=shard, steps=steps)
         required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening
         show_refit = None if quiet else print_refit
         if project is None:
@@ -161,8 +168,37 @@ def _end(result: RoundResult, as_json: bool, verbose: bool) -> int:
     return int(Exit.UNDECIDED if result.kept_old else Exit.DONE)
 
 
+def _with_options(values: dict[str, Any], form: Form | None, **train: str | int | None) -> dict[str, Any]:
+    """The file's values with what the command line says of [method] and [train]: read as if the file said so."""
+    given = {
+        "method": {} if form is None else {"form": form.value},
+        "train": {name: value for name, value in train.items() if value is not None},
+    }
+    for section, options in given.items():
+        present = values.get(section, {})
+        if options and isinstance(present, dict):  # what is no table is refused when the file is read
+            values = {**values, section: {**present, **options}}
+    return values
+
+
+def _check_form(values: dict[str, Any], root: Path) -> None:
+    """Refuse --form for a method that has none."""
+    from holdfast.config.round import DEFAULT_METHOD
+    from holdfast.methods.registry import find
+
+    method = values["method"]
+    name = method.get("name", DEFAULT_METHOD) if isinstance(method, dict) else None
+    if isinstance(name, str) and "form" not in find(name, root).settings.model_fields:
+        raise UserError(
+            "--form is for a method that has other forms than its default",
+            expected='method.name = "holdfast" or "rm"',
+            found=f'method.name = "{name}"',
+            do="leave out --form",
+        )
+
+
 def _with_train(config: RoundConfig, **given: str | int | None) -> RoundConfig:
-    """The round with what the command line says of [train]."""
+    """A begun round with what the command line says of [train]."""
     from holdfast.config import parse
 
     train = {name: value for name, value in given.items() if value is not None}
@@ -170,18 +206,6 @@ def _with_train(config: RoundConfig, **given: str | int | None) -> RoundConfig:
         return config
     values = {**config.train.model_dump(), **train}
     return config.model_copy(update={"train": parse(type(config.train), values, "[train]")})
-
-
-def _published(method: MethodConfig) -> MethodConfig:
-    published = method.as_published()
-    if published is None:
-        raise UserError(
-            "--as-published is for a method that has a form of its own beside the published one",
-            expected='method.name = "holdfast"',
-            found=f'method.name = "{method.name}"',
-            do="leave out --as-published: baselines are as published already",
-        )
-    return published
 
 
 def tune(

@@ -13,6 +13,7 @@ from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.evaluate.metrics import TaskScore
+    from holdfast.model.classifier import Classifier
 
 
 class Which(StrEnum):
@@ -26,12 +27,17 @@ class Which(StrEnum):
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder with one in it.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model folder, a run folder with one in it, or `conse`.")
+    ],
     data: Annotated[str, typer.Argument(metavar="DATA", help="A folder of images, a table of them, or `digits`.")],
     role: Annotated[
         Which, typer.Option("--role", "--split", help="Only the examples that the source's own splits give this role.")
     ] = Which.ALL,
     out: Annotated[Path, typer.Option(help="Where the predictions go (Parquet).")] = Path("predictions.parquet"),
+    template: Annotated[
+        str, typer.Option(help="The sentence for a class, where the model has two towers and no classes of its own.")
+    ] = "a photo of a {}",
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
@@ -40,7 +46,8 @@ def evaluate(
 
     The rows hold example id, task, label, prediction, loss and score. Two such tables of the same images, from an old
     and a new model, are what `holdfast certify` reads. Classes that the model does not know are left out and named, and
-    so are images that are sealed in a round of this model: only a certificate opens those.
+    so are images that are sealed in a round of this model: only a certificate opens those. Two towers without classes,
+    `conse` among them, are evaluated zero-shot on the classes of the data.
     """
     from rich.console import Console
 
@@ -51,17 +58,16 @@ def evaluate(
     from holdfast.data.sources import guess_source
     from holdfast.evaluate.metrics import per_task
     from holdfast.evaluate.predict import predict
-    from holdfast.model.folder import load_model, model_folder, read_description, sealed_from
+    from holdfast.model.folder import model_fingerprint, model_folder, read_description, sealed_from
+    from holdfast.model.weights import is_conse
     from holdfast.runtime import choose_device
 
     place = choose_device(device)
-    folder = model_folder(model)
-    classifier = load_model(folder).to(place)
+    folder = None if is_conse(str(model)) and not model.exists() else model_folder(model)
+    classifier = _load(folder, str(model))
     if not classifier.classes:
-        raise UserError(
-            f"the model in {folder} has no classes yet",
-            do="import it with --classes FILE, or develop it: a round brings its classes",
-        )
+        classifier = _zero_shot(classifier, data, template)
+    classifier = classifier.to(place)
     view = classifier.preprocess
     problems: list[Problem] = []
     examples = labelled(
@@ -72,7 +78,7 @@ def evaluate(
         root=Path(),
         roles=[item for item in Role if item != Role.SEALED] if role == Which.ALL else [Role(role.value)],
         missing_ok=True,
-        sealed=sealed_from(folder),
+        sealed=set() if folder is None else sealed_from(folder),
         problems=problems,
     )
     table = predict(classifier, examples, classifier.classes, batch_size=batch_size, device=place)
@@ -86,9 +92,35 @@ def evaluate(
     if absent:
         errors.print(f"note: no images of {', '.join(absent)}", soft_wrap=True, markup=False)
     if as_json:
-        print(json.dumps({"model": read_description(folder)["fingerprint"], "out": str(out), **_numbers(scores)}))
+        model_id = model_fingerprint(classifier) if folder is None else read_description(folder)["fingerprint"]
+        print(json.dumps({"model": model_id, "out": str(out), **_numbers(scores)}))
     else:
         _print(scores, out)
+
+
+def _load(folder: Path | None, architecture: str) -> Classifier:
+    from holdfast.model.folder import load_model, start_model
+    from holdfast.model.importers import CLASS_TEMPERATURE
+    from holdfast.model.weights import check_parts
+
+    if folder is not None:
+        return load_model(folder)
+    check_parts(architecture)
+    return start_model(architecture, None, (), (), CLASS_TEMPERATURE)
+
+
+def _zero_shot(classifier: Classifier, data: str, template: str) -> Classifier:
+    """The model over the classes that the data has, each with one sentence."""
+    from holdfast.data.prompts import class_prompts
+    from holdfast.data.sources import guess_source, list_source
+
+    if template.count("{}") != 1:
+        raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
+    listing = list_source(guess_source(data), Path())
+    classes = sorted({entry.label for entry in listing.entries if entry.label is not None})
+    if len(classes) < 2:
+        raise UserError(f"{listing.name} has fewer than two classes", expected="class/picture.jpg, or a column label")
+    return classifier.with_classes(classes, class_prompts(classes, [template], {}))
 
 
 def _numbers(scores: dict[str, TaskScore]) -> dict[str, object]:

@@ -24,7 +24,8 @@ def init(
         str | None,
         typer.Option(
             help="The model to improve: a model folder, or ARCHITECTURE/WEIGHTS of OpenCLIP (a tag or a file, as in "
-            "ViT-B-16/openai). Without one: `parts` (pretrained towers) or `tiny` (from scratch); TUNE.toml makes it. "
+            "ViT-B-16/openai). Without one: `conse` (pretrained, zero-shot, needs no training), or what TUNE.toml "
+            "makes: `parts` (pretrained towers) or `tiny` (from scratch). "
             "Default: base/model, else parts, else ViT-B-16/openai, the first that is on this machine."
         ),
     ] = None,
@@ -40,7 +41,7 @@ def init(
     images of each class to seal, and larger margins for small classes, so that the claim can be proven, and says why in
     the file. Without --target it proposes the smallest class, in a comment.
     """
-    from holdfast.model.weights import default_model, find_model
+    from holdfast.model.weights import default_model, find_model, is_conse
 
     tune_file = out.parent / TUNE
     _check_free(out)
@@ -64,7 +65,8 @@ def init(
     if make is not None:
         settings = old_model(make)
     else:
-        settings = ModelConfig(start=found.start, architecture=found.architecture, weights=found.weights)
+        freeze = "text" if is_conse(found.architecture) else "nothing"
+        settings = ModelConfig(start=found.start, architecture=found.architecture, weights=found.weights, freeze=freeze)
     plan, forecast = _planned(findings, target, settings, margin, confidence, out.parent)
     if make is not None and target is not None:
         write_text(tune_file, tune_text(findings, make, target, relative_to=out.parent, plan=plan))

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from holdfast.artifacts import write_atomic
 from holdfast.compare.choose import Cell
+from holdfast.compare.over_rounds import History, classes_of
 from holdfast.compare.records import Curve
 from holdfast.evaluate.metrics import Comparison
 
@@ -176,6 +177,30 @@ def per_task(rows: Mapping[str, Sequence[Comparison]]) -> Figure:
         else:
             axis.set_xlabel("tasks, from worst to best", fontsize=8)
         axis.set_ylabel("change (points)", fontsize=8)
+    return figure
+
+
+def over_rounds(history: History) -> Figure:
+    """Accuracy of every class before the first round and after each; a round's target is a diamond there."""
+    figure, axes = _grid(len(history), 4.6, 3.2)
+    for axis, ((row, column), stages) in zip(axes, history.items(), strict=True):
+        places = np.arange(len(stages))
+        names = classes_of(stages)
+        many = len(names) > 12
+        for number, name in enumerate(names):
+            y = [stage.accuracy.get(name, np.nan) for stage in stages]
+            label = None if many else name
+            axis.plot(places, y, color=_colour(number), marker="o", ms=3, lw=0.5 if many else 1.2, label=label)
+            improved = [place for place in places if stages[place].name == name]
+            if improved:
+                axis.scatter(
+                    improved, [y[place] for place in improved], s=46, color=_colour(number), marker="D", zorder=3
+                )
+        axis.set_xticks(places, [stage.name for stage in stages])
+        axis.set(ylabel="test accuracy")
+        axis.set_title(f"{row}, {column}", fontsize=9)
+        if not many:
+            axis.legend(fontsize=7, frameon=False)
     return figure
 
 

@@ -79,7 +79,8 @@ class ColumnConfig(Config):
 class StudyConfig(Config):
     """A STUDY.toml: methods on the same data, budget and rule of choice.
 
-    A file may begin with ``extends = "NAME"``, another study that it gives the differences to.
+    A file may begin with ``extends = "NAME"``, another study that it gives the differences to;
+    ``unset = ["round.train.flip"]`` takes keys of that study away.
     """
 
     title: str = ""
@@ -204,8 +205,13 @@ def read_study(given: str | Path, root: Path | None = None) -> Study:
 def _read_extended(file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The file's values over those of the study that it extends, where it does."""
     values = read_toml(file)
-    other = values.pop("extends", None)
+    other, unset = values.pop("extends", None), values.pop("unset", [])
+    if not isinstance(unset, list) or not all(isinstance(key, str) for key in unset):
+        expected = 'a list of keys, such as ["round.train.flip"]'
+        raise UserError(f"{file}: unset is no list of keys", expected=expected, found=repr(unset)[:200])
     if other is None:
+        if unset:
+            raise UserError(f"{file}: unset without extends", do="say which study it takes keys away from")
         return values
     if file in seen:
         raise UserError(f"{file} extends itself", found=" -> ".join(path.name for path in (*seen, file)))
@@ -213,7 +219,20 @@ def _read_extended(file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     found = beside if beside.is_file() else ready_studies().get(str(other))
     if found is None:
         raise UserError(f"{file}: there is no study {str(other)!r} to extend", do=nearest(str(other), ready_studies()))
-    return _merged(_read_extended(found, (*seen, file)), values)
+    below = _read_extended(found, (*seen, file))
+    for key in unset:
+        below = _without(below, key, f"{file}: unset: {other} has no key {key!r}")
+    return _merged(below, values)
+
+
+def _without(values: dict[str, Any], key: str, missing: str) -> dict[str, Any]:
+    """The table without a key, given by its path; a part of the path may have dots of its own ("train.batch")."""
+    if key in values:
+        return {name: value for name, value in values.items() if name != key}
+    for name, value in values.items():
+        if isinstance(value, dict) and key.startswith(f"{name}."):
+            return {**values, name: _without(value, key.removeprefix(f"{name}."), missing)}
+    raise UserError(missing, do=nearest(key.split(".", maxsplit=1)[0], values))
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -248,12 +267,19 @@ def plan(study: Study, out: Path, start: Mapping[tuple[str, str], Path] | None =
     trained: dict[str, MethodEntry] = {entry.title: entry for entry in config.methods}
     for entry in config.methods:
         source = trained[entry.of] if entry.of is not None else entry
-        for (column, key, value), setting in product(config.columns, _settings(config, source)):
-            model = start.get((source.title, column)) if start is not None else None
-            values = _round_values(study, source, setting, key, value, model, out)
+        for column, setting, values in rounds_of(study, source, out, start):
             for job in _seeds(study, out, source, column, setting, values, source.title in interpolated):
                 jobs.extend([job] if entry.name != WISE_FT else _interpolations(entry, job, out))
     return jobs
+
+
+def rounds_of(
+    study: Study, entry: MethodEntry, out: Path, start: Mapping[tuple[str, str], Path] | None = None
+) -> Iterator[tuple[str, tuple[tuple[str, Any], ...], dict[str, Any]]]:
+    """Column, setting and the values of a round, not yet parsed, for each of a row's settings in each column."""
+    for (column, key, value), setting in product(study.config.columns, _settings(study.config, entry)):
+        model = start.get((entry.title, column)) if start is not None else None
+        yield column, setting, _round_values(study, entry, setting, key, value, model, out)
 
 
 def _settings(config: StudyConfig, entry: MethodEntry) -> Iterator[tuple[tuple[str, Any], ...]]:

@@ -11,6 +11,7 @@ import numpy as np
 from holdfast.artifacts import write_json, write_text
 from holdfast.compare.choose import Cell, Choice, cells, read_records, scores_by_place
 from holdfast.compare.grid import Job, Study
+from holdfast.compare.over_rounds import History, rounds_table, with_this_round
 from holdfast.compare.records import Curve, JobFolder, JobRecord
 from holdfast.compare.tables import WRITERS, Table, main_table, settings_table, task_table
 from holdfast.evaluate.metrics import Comparison
@@ -19,9 +20,19 @@ Scores = dict[tuple[str, str], list[Comparison]]  # by row and column, one a see
 
 
 def write_outputs(
-    study: Study, jobs: list[Job], records: list[JobRecord], choices: list[Choice], out: Path, *, figures: bool
+    study: Study,
+    jobs: list[Job],
+    records: list[JobRecord],
+    choices: list[Choice],
+    out: Path,
+    *,
+    figures: bool,
+    earlier: History | None = None,
 ) -> list[Path]:
-    """``jobs.csv`` always; tables once test was scored; figures where they are wanted."""
+    """``jobs.csv`` always; tables once test was scored; figures where they are wanted.
+
+    ``earlier`` are the rounds that this study's own began from: with them come the classes' accuracies over rounds.
+    """
     files = [_write(out / "jobs.csv", jobs_csv(jobs, records))]
     scores = scores_by_place(choices)
     found = cells(choices, scores)
@@ -30,10 +41,19 @@ def write_outputs(
     )
     files.append(out / "chosen.json")
     for name, table in tables(study, scores, found).items():
-        files += [_write(out / "tables" / f"{name}.{kind}", write(table)) for kind, write in WRITERS.items()]
+        files += write_table(table, out, name)
+    rounds = with_this_round(earlier or {}, scores)
+    if rounds:
+        title = f"{study.config.title or study.name}: every class over rounds"
+        files += write_table(rounds_table(title, rounds), out, "rounds")
     if figures and found:
-        files += _figures(study, choices, scores, found, out / "figures")
+        files += _figures(study, choices, scores, found, rounds, out / "figures")
     return files
+
+
+def write_table(table: Table, out: Path, name: str) -> list[Path]:
+    """The table in all its formats."""
+    return [_write(out / "tables" / f"{name}.{kind}", write(table)) for kind, write in WRITERS.items()]
 
 
 def _write(path: Path, text: str) -> Path:
@@ -128,7 +148,12 @@ def tables(study: Study, scores: Scores, found: dict[tuple[str, str], Cell]) -> 
 
 
 def _figures(
-    study: Study, choices: list[Choice], scores: Scores, found: dict[tuple[str, str], Cell], folder: Path
+    study: Study,
+    choices: list[Choice],
+    scores: Scores,
+    found: dict[tuple[str, str], Cell],
+    rounds: History,
+    folder: Path,
 ) -> list[Path]:
     from holdfast.compare import figures as draw  # matplotlib takes a while
 
@@ -148,6 +173,8 @@ def _figures(
     logged = {row: records for row, records in logged.items() if records}
     if logged:
         files.append(draw.save(draw.weights(logged), folder / "weights.png"))
+    if rounds:
+        files.append(draw.save(draw.over_rounds(rounds), folder / "rounds.png"))
     return files
 
 

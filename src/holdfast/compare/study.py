@@ -12,6 +12,7 @@ from holdfast.artifacts import read_json, write_json
 from holdfast.compare.choose import Choice, best_seed, choose, read_records
 from holdfast.compare.grid import Job, Study, base_folder, before, plan
 from holdfast.compare.output import write_outputs
+from holdfast.compare.over_rounds import History, continued
 from holdfast.compare.pool import Runner
 from holdfast.compare.records import JobFolder
 from holdfast.compare.run import Action, Outcome
@@ -33,6 +34,7 @@ class StudyResult:
     failed: list[tuple[str, str]]  # job, error
     choices: list[Choice]
     files: list[Path]  # tables and figures
+    history: History  # accuracies over rounds, to the model that a next round starts from
 
 
 def run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bool = True) -> StudyResult:
@@ -43,8 +45,8 @@ def run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: boo
 
 
 def _run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bool) -> StudyResult:
-    start = _start(study, out, runner, say, figures)
-    jobs = plan(study, out, start)
+    first = _run_first(study, out, runner, say, figures)
+    jobs = plan(study, out, None if first is None else _start(study, first))
     _remember(study, out)
     _make_base(study, out, say)
     failed = run_jobs(jobs, runner, say)
@@ -53,8 +55,9 @@ def _run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bo
     if all(record.status in ("done", "failed") for record in records):
         failed += _score(choices, runner, say)
         link_choices(choices, out)
-    files = write_outputs(study, jobs, records, choices, out, figures=figures)
-    return StudyResult(study, out, len(jobs), failed, choices, files)
+    earlier = {} if first is None else first.history
+    files = write_outputs(study, jobs, records, choices, out, figures=figures, earlier=earlier)
+    return StudyResult(study, out, len(jobs), failed, choices, files, continued(choices, earlier))
 
 
 def run_jobs(jobs: list[Job], runner: Runner, say: Say) -> list[tuple[str, str]]:
@@ -121,19 +124,24 @@ def _make_base(study: Study, out: Path, say: Say) -> None:
 # -- a study that starts from what another one chose ------------------------------------------------------------------
 
 
-def _start(study: Study, out: Path, runner: Runner, say: Say, figures: bool) -> dict[tuple[str, str], Path] | None:
+def _run_first(study: Study, out: Path, runner: Runner, say: Say, figures: bool) -> StudyResult | None:
+    """The study that runs before this one, where there is one."""
     other = before(study, out)
     if other is None:
         return None
     first, folder = other
     say(f"first: {first.name}")
-    result = run_study(first, folder, runner, say, figures=figures)
+    return run_study(first, folder, runner, say, figures=figures)
+
+
+def _start(study: Study, result: StudyResult) -> dict[tuple[str, str], Path]:
+    """The models that an earlier study chose, by row and column."""
     start = {(choice.row, choice.column): chosen_folder(choice, result.out) for choice in result.choices}
     for entry in study.config.methods:
         for column, _, _ in study.config.columns:
             if (entry.of or entry.title, column) not in start:
                 raise UserError(
-                    f"{first.name} chose no model for {entry.title!r}, {column!r}",
+                    f"{result.study.name} chose no model for {entry.title!r}, {column!r}",
                     do="give both studies the same labels",
                 )
     return {place: path.resolve() for place, path in start.items()}

@@ -67,6 +67,8 @@ class SourceConfig(Config):
     """Class of the source -> class of the round; renames and merges."""
     splits: Many[str] | None = None
     """Splits of the source to take, by the source's own names. Default: all of them."""
+    first: Positive | None = None
+    """csv only: take no more than the first so many rows. Default: all."""
     attribute: Literal["weather", "scene", "timeofday"] = "weather"
     """bdd100k only: the attribute that is the class."""
     group: str | None = None
@@ -80,6 +82,8 @@ class SourceConfig(Config):
     def _has_path(self) -> Self:
         if self.kind != "digits" and self.path is None:
             raise ValueError(f"a source of kind {self.kind!r} needs a path")
+        if self.first is not None and self.kind != "csv":
+            raise ValueError(f"first is for a source of kind 'csv', whose rows have an order; this is {self.kind!r}")
         try:
             re.compile("" if self.kind in ("csv", "parquet") else self.group or "")
         except re.error as error:

@@ -18,7 +18,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 from holdfast.config.base import Config, MovingAverage, PositiveFloat
 
 if TYPE_CHECKING:
-    from holdfast.config.round import TrainConfig
+    from holdfast.config.round import CandidatesConfig, TrainConfig
 
 Views = Literal["clean", "paired", "mismatched"]
 _FILE = re.compile(r"(?P<path>.*[^/\\]\.py)(?::(?P<method>[^:/\\]+))?", re.DOTALL)
@@ -51,6 +51,10 @@ class MethodConfig(Config):
         """Views of constraint images: the evaluation view, a random one, or random for the new model alone."""
         return "clean"
 
+    def two_views(self) -> bool:
+        """Whether a step sees target and constraint images through two random views each, where views are random."""
+        return False
+
     def head_learning_rate(self, learning_rate: float) -> float | None:
         """Learning rate of the task-dependent heads, given that of the rest; None for the same."""
         return None
@@ -58,13 +62,21 @@ class MethodConfig(Config):
     def check_training(self, train: TrainConfig) -> None:
         """Raise a ValueError where [train] contradicts the method."""
 
-    def as_published(self) -> MethodConfig | None:
-        """These settings in the form that was published; None where no other form is known."""
-        return None
+    def section_defaults(self, train: TrainConfig) -> dict[str, dict[str, Any]]:
+        """Section -> values of its keys where the round gives none: what is part of the method and stands in [train]
+        or [candidates]."""
+        return {}
+
+    def check_candidates(self, candidates: CandidatesConfig) -> None:
+        """Raise a ValueError where [candidates] contradicts the method."""
 
     def kkt_penalty(self) -> float | None:
         """beta of the penalty that holds protected tasks, for `holdfast diagnose`; None where there is none."""
         return None
+
+    def retention_scale(self, class_temperature: float) -> float:
+        """What the gradient of the protected tasks' term is multiplied by, besides beta or alpha."""
+        return 1.0
 
     def contrastive_temperature(self) -> float | None:
         """tau of the target's contrastive objective, for `holdfast diagnose`; None where there is none."""

@@ -33,6 +33,12 @@ _MOVED_OF_HOLDFAST = {
     "method.beta_schedule": "method.research.beta_schedule",
 }
 
+# Command and option that are gone -> what does the same today.
+REMOVED_OPTIONS = {
+    ("develop", "--as-published"): 'set [method] form = "published", or give --form published: it keeps the values '
+    "that the file gives, and tests the checkpoint as it was trained",
+}
+
 
 def upgraded(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The values of a round under today's names, and a hint for each that had another."""

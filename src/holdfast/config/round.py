@@ -105,6 +105,8 @@ class TrainConfig(Config):
     """Least and greatest share of the picture's area in a random view."""
     flip: bool = False
     """Random views may be mirrored. Off by default: digits, letters and lane markings have a handedness."""
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """Random views are turned by at most so many degrees, either way; corners that this leaves empty are black."""
     log_every: Positive = 10
     """Steps between lines of `metrics.jsonl`."""
     checkpoint_every: Positive = 200
@@ -261,10 +263,20 @@ class RoundConfig(RoundSections):
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
+        self._take_defaults_of_the_method()
         self.method.check_training(self.train)
+        self.method.check_candidates(self.candidates)
         if not self.method.trains() and not self.candidates.refit_target:
             raise ValueError(f"method.name = {self.method.name!r} is nothing without candidates.refit_target = true")
         return self
+
+    def _take_defaults_of_the_method(self) -> None:
+        """Keys of other sections that the method has values for, where the round gives none."""
+        for name, defaults in self.method.section_defaults(self.train).items():
+            section: Config = getattr(self, name)
+            missing = {key: value for key, value in defaults.items() if key not in section.model_fields_set}
+            if missing:  # a round is frozen once it has been validated, and this is part of that
+                object.__setattr__(self, name, section.model_copy(update=missing))
 
     @classmethod
     def section_of(cls, key: str, value: Any, root: Path) -> type[Config] | None:

@@ -112,7 +112,7 @@ def round_text(
         _task_section(findings, target),
         _data_section(findings, relative_to, plan),
         _model_section(model, make),
-        _train_section(len(findings.classes), make),
+        _train_section(len(findings.classes), make or str(model.architecture).partition("-")[0]),
         _certify_section(plan),
     ]
     return "\n".join(sections)
@@ -204,23 +204,24 @@ def _share_line(role: Role, share: float, own: bool) -> str:
 
 
 def _model_section(model: ModelConfig, make: str | None) -> str:
-    if model.start is None:
-        weights = "" if model.weights is None else f"weights = {_quote(model.weights)}\n"
-        return f"[model]   # the old model\narchitecture = {_quote(str(model.architecture))}\n{weights}"
-    made = "the old model: made by `holdfast tune TUNE.toml --out base`" if make else "the old model"
     freeze = f'freeze = "{model.freeze}"   # its text tower stays as it is\n' if model.freeze != "nothing" else ""
+    if model.start is None:
+        about = "the old model: ImageNet classes placed by their names, without training" if freeze else "the old model"
+        weights = "" if model.weights is None else f"weights = {_quote(model.weights)}\n"
+        return f"[model]   # {about}\narchitecture = {_quote(str(model.architecture))}\n{weights}{freeze}"
+    made = "the old model: made by `holdfast tune TUNE.toml --out base`" if make else "the old model"
     return f"[model]   # {made}\nstart = {_quote(str(model.start))}\n{freeze}"
 
 
-def _train_section(classes: int, make: str | None) -> str:
-    size = _ROUND_SIZES.get(make or "", _ROUND_OF_A_MODEL)
+def _train_section(classes: int, kind: str) -> str:
+    size = _ROUND_SIZES.get(kind, _ROUND_OF_A_MODEL)
     tasks = f"tasks_per_step = {size.tasks}   # protected classes a step\n" if classes - 1 > size.tasks else ""
     return f"""[train]   # sized for {size.machine}
 steps = {size.steps}
 batch = {size.batch}
 {tasks}images_per_task = {size.images}   # of each protected class, a step
 learning_rate = {size.rate}
-{_SPEED if make else ""}
+{_SPEED if kind in _ROUND_SIZES else ""}
 [evaluate]
 every = {size.every}   # steps; each evaluation makes a checkpoint to choose from
 """
@@ -259,7 +260,11 @@ class _Sizes:
 
 # Enough for folders of 30 to 1000 images a class at 64 to 128 pixels.
 _TUNE_SIZES = {"tiny": _Sizes(400, 64, 8, 24, "1e-3", 200), "parts": _Sizes(20, 64, 6, 16, "3e-4", 20)}
-_ROUND_SIZES = {"tiny": _Sizes(120, 48, 6, 24, "3e-4", 40), "parts": _Sizes(30, 24, 3, 16, "1e-4", 10)}
+_ROUND_SIZES = {
+    "tiny": _Sizes(120, 48, 6, 24, "3e-4", 40),
+    "parts": _Sizes(30, 24, 3, 16, "1e-4", 10),
+    "conse": _Sizes(30, 24, 3, 16, "1e-4", 10),
+}
 _ROUND_OF_A_MODEL = _Sizes(400, 128, 10, 64, "1e-5", 100, "a GPU; for two CPU cores take a tenth of steps and batch")
 _SPEED = 'speed = "plain"   # on a GPU compiling would take longer than these few steps\n'
 _ARCHITECTURES = {"tiny": "tiny", "parts": "parts-128"}

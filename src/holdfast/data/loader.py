@@ -143,9 +143,11 @@ class ViewSettings:
     """Which pictures are seen through random views, and how far a view may stray."""
 
     augment_pairs: bool  # target pairs and negatives
-    protected: str  # "clean", "paired" (one random view through both models) or "mismatched" (random new, clean old)
+    protected: str  # "clean", "paired" (one random view, for both models) or "mismatched" (random; the old sees clean)
     crop_scale: tuple[float, float]
     flip: bool
+    rotation: float = 0.0  # degrees, either way
+    two: bool = False  # target and protected pictures are seen through a second random view, too
 
 
 class Tokens:
@@ -172,7 +174,7 @@ class Tokens:
         return torch.from_numpy(self._tokens[rows].astype(np.int64))
 
 
-_Pictures = tuple[Images, Images, Images, Images | None]  # target, negatives, protected, and those for w_old alone
+_Pictures = tuple[Images, Images, Images]  # target, negatives, protected
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ class BatchMaker:
         target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
         protected_index = over(torch.from_numpy(protected))
         target_tokens, negative_tokens = self._tokens(target, negatives)
-        target_images, negative_images, protected_images, protected_old_images = (
+        target_images, negative_images, protected_images = (
             self._read(draw, target, negatives, protected)
             if self.images is None
             else _kept(self.images, target_index, negative_index, protected_index)
@@ -244,7 +246,6 @@ class BatchMaker:
             negative_texts=Texts(over(negative_tokens), texts and texts.negatives.rows(negative_index)),
             negative_index=negative_index,
             protected_images=protected_images,
-            protected_old_images=protected_old_images,
             protected_task=over(torch.from_numpy(data.constraint.labels[protected])),
             protected_index=protected_index,
             tasks=over(torch.from_numpy(draw.tasks)),
@@ -253,17 +254,26 @@ class BatchMaker:
             protected_total=len(draw.protected),
             text_rows=None if texts else self._rows(target_tokens, negative_tokens),
             prompts=texts and texts.prompts,
+            target_images_again=self._again(draw, "target", data.target, target, len(draw.target)),
+            protected_images_again=self._again(draw, "protected", data.constraint, protected, len(draw.protected)),
         )
+
+    def _again(
+        self, draw: Draw, which: str, examples: PairSet | LabelledSet, positions: np.ndarray, total: int
+    ) -> Images | None:
+        """The same pictures through another random view, where a step has two."""
+        if not self.views.two:
+            return None
+        view = self._views(total, derive_seed(draw.view_seed, which, "again"))
+        return self._normalized(self._pixels(examples, positions), view)
 
     def _read(self, draw: Draw, target: np.ndarray, negatives: np.ndarray, protected: np.ndarray) -> _Pictures:
         """Pictures as each is seen in this step."""
         data, pair_views = self.data, self._pair_views(draw)
-        constraint = self._pixels(data.constraint, protected)
         return (
             self._normalized(self._pixels(data.target, target), pair_views and pair_views[0]),
             self._normalized(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
-            self._normalized(constraint, self._protected_view(draw)),
-            self._normalized(constraint, None) if self.views.protected == "mismatched" else None,
+            self._normalized(self._pixels(data.constraint, protected), self._protected_view(draw)),
         )
 
     def _tokens(self, target: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -319,7 +329,10 @@ class BatchMaker:
 
     def _views(self, count: int, seed: int) -> View:
         # Drawn for all ranks together, then shared out: a picture's view does not depend on the number of ranks.
-        views = random_views(count, seed, crop_scale=self.views.crop_scale, flip=self.views.flip)
+        settings = self.views
+        views = random_views(
+            count, seed, crop_scale=settings.crop_scale, flip=settings.flip, rotation=settings.rotation
+        )
         return views[slice(self.runtime.rank, None, self.runtime.world)]
 
     def _pair_views(self, draw: Draw) -> tuple[View, View] | None:
@@ -342,7 +355,7 @@ def _kept(images: KeptImages, target: Tensor, negatives: Tensor, protected: Tens
     def rows(kept: Kept, positions: Tensor) -> Images:
         return Images(None, kept.rows(positions))
 
-    return rows(images.target, target), rows(images.negatives, negatives), rows(images.protected, protected), None
+    return rows(images.target, target), rows(images.negatives, negatives), rows(images.protected, protected)
 
 
 def batches(sampler: RoundSampler, maker: BatchMaker, start: int, stop: int, ahead: int = 2) -> Iterator[Batch]:

@@ -128,13 +128,14 @@ class RoundData:
 
 @dataclass(frozen=True)
 class View:
-    """The crop of each picture: a box in [0, 1] and a mirror flag. One view can go through two models."""
+    """The crop of each picture: a box in [0, 1], an angle and a mirror flag. One view can go through two models."""
 
     box: Tensor  # [n, 4] float32: left, top, width, height
     flip: Tensor  # [n] bool
+    angle: Tensor | None = None  # [n] float32, in radians: the crop is turned by it; None: no crop is
 
     def __getitem__(self, item: Tensor | slice) -> View:
-        return View(self.box[item], self.flip[item])
+        return View(self.box[item], self.flip[item], None if self.angle is None else self.angle[item])
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,6 @@ class Batch:
     negative_texts: Texts  # [N]
     negative_index: Tensor  # [N]
     protected_images: Images  # [P]
-    protected_old_images: Images | None  # another view for w_old; only in the reproduction of the authors' code
     protected_task: Tensor  # [P] task id = class index
     protected_index: Tensor  # [P] positions in the constraint set
     tasks: Tensor  # [|B_c|] tasks sampled in this step, on all ranks together
@@ -252,6 +252,8 @@ class Batch:
     protected_total: int
     text_rows: TextRows | None = None  # how target, negative and prompt tokens share rows, where the towers can
     prompts: Kept | None = None  # features of all class prompts under a frozen text tower
+    target_images_again: Images | None = None  # [B] through a second random view, for methods that take two
+    protected_images_again: Images | None = None  # [P]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from types import ModuleType
 
@@ -13,9 +14,18 @@ from holdfast.data.round import View
 
 
 def random_views(
-    count: int, seed: int, *, crop_scale: tuple[float, float] = (0.7, 1.0), flip: bool = False, stretch: float = 4 / 3
+    count: int,
+    seed: int,
+    *,
+    crop_scale: tuple[float, float] = (0.7, 1.0),
+    flip: bool = False,
+    rotation: float = 0.0,
+    stretch: float = 4 / 3,
 ) -> View:
-    """``count`` random crops: area between the two shares of ``crop_scale``, aspect ratio up to ``stretch``."""
+    """``count`` random crops: area between the two shares of ``crop_scale``, aspect ratio up to ``stretch``.
+
+    With ``rotation`` each is turned by an angle of at most so many degrees, either way.
+    """
     random = torch.Generator().manual_seed(seed)
     area = torch.empty(count).uniform_(*crop_scale, generator=random)
     ratio = torch.empty(count).uniform_(-1, 1, generator=random).mul(torch.tensor(stretch).log()).exp()
@@ -24,7 +34,10 @@ def random_views(
     left = torch.rand(count, generator=random) * (1 - width)
     top = torch.rand(count, generator=random) * (1 - height)
     mirrored = torch.rand(count, generator=random) < (0.5 if flip else 0.0)
-    return View(torch.stack([left, top, width, height], dim=1), mirrored)
+    box = torch.stack([left, top, width, height], dim=1)
+    if not rotation:
+        return View(box, mirrored)
+    return View(box, mirrored, torch.empty(count).uniform_(-1, 1, generator=random) * math.radians(rotation))
 
 
 def normalize_views(
@@ -50,7 +63,8 @@ def normalize_views_at_once(
     kept_as: torch.dtype,
 ) -> Tensor:
     """:func:`normalize_views` in ``dtype``, kept in another type: on a GPU in one pass over the pictures."""
-    kernel = _kernel() if images.is_cuda and dtype == torch.float32 and images.numel() else None
+    known = images.is_cuda and dtype == torch.float32 and images.numel() and (view is None or view.angle is None)
+    kernel = _kernel() if known else None
     if kernel is None:
         return normalize_views(images, mean, std, view, dtype).to(kept_as)
     channels = [_channels(values, dtype, images.device).flatten() for values in (mean, std)]
@@ -79,9 +93,27 @@ def _crop(pixels: Tensor, view: View) -> Tensor:
     left, top, width, height = box.unbind(dim=1)
     zero = torch.zeros_like(left)
     # An affine map from output coordinates in [-1, 1] to input ones: scale by the box, move to its centre.
+    if view.angle is not None:
+        return _turned_crop(pixels, box, mirror, _beside(view.angle, pixels))
     rows = torch.stack([width * mirror, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1], dim=1)
     grid = F.affine_grid(rows.view(-1, 2, 3), list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _turned_crop(pixels: Tensor, box: Tensor, mirror: Tensor, angle: Tensor) -> Tensor:
+    """The crop, then turned about its centre (to the left for a positive angle), then mirrored.
+
+    What a turned crop shows beyond its own edges is black, whatever the picture has there.
+    """
+    zero, cos, sin = torch.zeros_like(angle), angle.cos(), angle.sin()
+    rows = torch.stack([cos * mirror, -sin, zero, sin * mirror, cos, zero], dim=1)
+    inside = F.affine_grid(rows.view(-1, 2, 3), list(pixels.shape), align_corners=False)  # in the crop, [-1, 1]
+    left, top, width, height = (side[:, None, None] for side in box.unbind(dim=1))
+    grid = torch.stack(
+        [inside[..., 0] * width + 2 * left + width - 1, inside[..., 1] * height + 2 * top + height - 1], dim=-1
+    )
+    sampled = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return sampled * (inside.abs() <= 1).all(dim=-1)[:, None]
 
 
 def _beside(values: Tensor, pixels: Tensor) -> Tensor:

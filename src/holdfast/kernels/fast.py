@@ -197,6 +197,7 @@ def text_backbone(text: Any, tokens: Tensor, where: Tensor | TextRows, mode: Com
             where.text.shape[1] if isinstance(where, TextRows) else tokens.shape[1],
             tokens.device,
             mode,
+            texts=True,
         )
         if isinstance(where, TextRows):
             tokens = tokens.flatten()[where.source]
@@ -227,11 +228,12 @@ def _own_text_before(text: Tensor) -> Tensor:
     return same.tril().unsqueeze(1)
 
 
-def _fuses(transformer: Any, length: int, device: torch.device, mode: ComputeMode) -> bool:
+def _fuses(transformer: Any, length: int, device: torch.device, mode: ComputeMode, *, texts: bool = False) -> bool:
     """Whether the blocks of a tower are computed by :mod:`holdfast.kernels.fused`."""
     attention = transformer.resblocks[0].attn
     size = attention.embed_dim // attention.num_heads
-    return mode.fused and not transformer.grad_checkpointing and fused.can(device, mode.dtype, length, size)
+    fused_here = mode.fused and not transformer.grad_checkpointing
+    return fused_here and fused.can(device, mode.dtype, length, size, owned=texts)
 
 
 def _blocks(

@@ -74,18 +74,27 @@ def _products(device: torch.device, inner: int, outer: int) -> ModuleType | None
 
 @lru_cache(maxsize=64)
 def _attention(device: torch.device, length: int, size: int) -> ModuleType | None:
-    """Attention without owners, where there is more than Triton's for rows of this length."""
+    """Attention without owners, where there is more than Triton's for rows of this length, or Triton's takes none."""
+    from holdfast.kernels import long_attention
     from holdfast.kernels.cuda import attention
 
-    return attention if attention.takes(device, length, size) else None
+    if attention.takes(device, length, size):
+        return attention
+    short = cast(Any, _kernels()).attends(length, size)
+    return long_attention if not short and long_attention.takes(device, length, size) else None
 
 
-def can(device: torch.device, dtype: torch.dtype, length: int, head: int) -> bool:
-    """Whether rows of so many tokens, with heads of this size, are what the kernels are written for."""
+def can(device: torch.device, dtype: torch.dtype, length: int, head: int, *, owned: bool = False) -> bool:
+    """Whether rows of so many tokens, with heads of this size, are what the kernels are written for.
+
+    ``owned``: texts share rows.
+    """
     if device.type != "cuda" or dtype != torch.bfloat16 or torch.cuda.get_device_capability(device) < (9, 0):
         return False
     kernels = _kernels()
-    return kernels is not None and kernels.attends(length, head)
+    if kernels is None:
+        return False
+    return kernels.attends(length, head) or (not owned and _attention(device, length, head) is not None)
 
 
 def blocks(values: Tensor, weights: list[Weights], shape: Shape) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.data.round import Batch, LabelledSet, RoundData
+from holdfast.data.round import Batch, Kept, LabelledSet, RoundData, Texts
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.compute import on_side_stream
@@ -80,6 +80,10 @@ class Method(nn.Module):
         """w_old, once the method has been prepared."""
         return tuple(self._old)
 
+    def begin_heads(self, rank: int, seed: int) -> None:
+        """Add this round's task-dependent heads to the model; called once, before :meth:`prepare`."""
+        self.model.begin_round(rank, seed)
+
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Remember the frozen old model; subclasses size their estimators to the data and cache old losses."""
         self.check_trainable()
@@ -136,7 +140,7 @@ class Encoded:
     target_images: Tensor  # [B, D]
     target_texts: Tensor  # [B, D] under the target's head
     negative_images: Tensor  # [N, D]
-    negative_texts: Tensor  # [N, D] under plain W
+    negative_texts: Tensor  # [N, D] under plain W, or a head of their own
     protected_images: Tensor  # [P, D]
     classes: Tensor  # [K, D]
 
@@ -146,10 +150,16 @@ class Encoded:
         return [len(self.target_images), len(self.negative_images), len(self.protected_images)]
 
 
-def encode(model: Classifier, batch: Batch) -> Encoded:
-    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower."""
+EncodeTexts = Callable[[Classifier, Texts], Tensor]
+
+
+def encode(model: Classifier, batch: Batch, encode_negatives: EncodeTexts | None = None) -> Encoded:
+    """All pictures of a step in one pass of the image tower, all texts in one pass of the text tower.
+
+    ``encode_negatives`` encodes the negatives' captions, in a pass of its own, where they are not under plain W.
+    """
     fast = model.towers.has_fast_path  # other towers were not tried on two streams
-    texts = on_side_stream(batch.target_index.device, lambda: _texts(model, batch), wanted=fast)
+    texts = on_side_stream(batch.target_index.device, lambda: _texts(model, batch, encode_negatives), wanted=fast)
     target_images, negative_images, protected_images = model.image_features_together(
         batch.target_images, batch.negative_images, batch.protected_images
     )
@@ -157,15 +167,26 @@ def encode(model: Classifier, batch: Batch) -> Encoded:
     return Encoded(target_images, target_texts, negative_images, negative_texts, protected_images, classes)
 
 
-def _texts(model: Classifier, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def _texts(model: Classifier, batch: Batch, encode_negatives: EncodeTexts | None) -> tuple[Tensor, Tensor, Tensor]:
     """Target texts, negative texts and classes."""
     target = len(model.classes) - 1  # the target comes last in the label space
     if model.linear is not None:  # its rows are the classes' features, and no text is read
         nothing = model.linear.new_zeros(0, model.towers.embed_dim)
         return nothing, nothing, model.linear
-    return model.text_features_together(
-        batch.target_texts, target, batch.negative_texts, batch.text_rows, batch.prompts
+    if encode_negatives is None:
+        return model.text_features_together(
+            batch.target_texts, target, batch.negative_texts, batch.text_rows, batch.prompts
+        )
+    # The rows were planned for all texts together: without the negatives texts have rows of their own.
+    of_target, _, classes = model.text_features_together(
+        batch.target_texts, target, _no_texts(batch.negative_texts), None, batch.prompts
     )
+    return of_target, encode_negatives(model, batch.negative_texts), classes
+
+
+def _no_texts(texts: Texts) -> Texts:
+    kept = texts.kept
+    return Texts(texts.tokens[:0], None if kept is None else Kept(kept.features[:0], kept.tower))
 
 
 def class_logits(features: Tensor, classes: Tensor, class_temperature: float) -> Tensor:

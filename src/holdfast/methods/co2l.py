@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -33,8 +34,15 @@ class Co2lConfig(MethodConfig):
     """kappa*, temperature of the old model's relations. The paper tries 0.01 and 0.1."""
     distillation: NonNegativeFloat = 1.0
     """lambda, weight of the relation distillation. The paper tries 0.1, 1 and 10."""
+    views: Literal[1, 2] = 2
+    """Random views of each target and constraint image in a step. Two as in the method's own paper, so that an image's
+    other view is one of its positives; one where train.augment is false."""
     classifier_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the run's steps that train the linear classifier, on frozen features, at the end."""
+
+    def two_views(self) -> bool:
+        """As ``views`` says."""
+        return self.views == 2
 
     def check_training(self, train: TrainConfig) -> None:
         """An anchor needs a positive."""
@@ -52,7 +60,8 @@ class Co2l(LinearMethod):
         distillation  mean over i of -sum_{j≠i} softmax_j(z_i·z_j/kappa*) under w_old · log softmax_j(z_i·z_j/kappa)
         classifier    mean over classes of their mean cross-entropy
 
-    Anchors of the contrast are target images, positives the other target images; protected images are negatives only.
+    Anchors of the contrast are views of target images, positives the other such views; protected images are negatives
+    only.
     Where the image tower is frozen there is no first phase: every step trains the classifier.
     """
 
@@ -92,30 +101,30 @@ class Co2l(LinearMethod):
     def _representation(self, batch: Batch) -> StepOutput:
         if batch.target_total < 2:
             raise UserError("Co2L needs two target images in a batch", do="raise train.batch or train.target_share")
-        target, protected = self.images(batch)
+        target, protected = _views_of(self.model, batch)
         with torch.no_grad():
-            old_target, old_protected = self.old.image_features_together(batch.target_images, batch.protected_images)
-        # Samples are told apart by their place: target images from 0 on, protected ones below 0.
-        place = torch.cat([batch.target_index, -1 - batch.protected_index])
-        everywhere = torch.cat(
-            [gather(batch.target_index, batch.target_total), gather(-1 - batch.protected_index, batch.protected_total)]
-        )
-        others = _all(target, protected, batch)
+            old_target, old_protected = _views_of(self.old, batch)
+        # Samples are told apart by their place: views of target images from 0 on, of protected ones below 0.
+        of_target = [2 * batch.target_index + view for view in range(len(target))]
+        of_protected = [-1 - 2 * batch.protected_index - view for view in range(len(protected))]
+        place, everywhere = torch.cat(of_target + of_protected), _everywhere(of_target, of_protected, batch)
+        anchors, others = torch.cat(target), _everywhere(target, protected, batch)
         contrast = supervised_contrast(
-            similarity(target, others),
-            place[: len(target), None] == everywhere,
+            similarity(anchors, others),
+            place[: len(anchors), None] == everywhere,
             everywhere >= 0,
             self.config.temperature,
         )
         distillation = relation_distillation(
-            similarity(torch.cat([target, protected]), others),
-            similarity(torch.cat([old_target, old_protected]), _all(old_target, old_protected, batch)),
+            similarity(torch.cat(target + protected), others),
+            similarity(torch.cat(old_target + old_protected), _everywhere(old_target, old_protected, batch)),
             place[:, None] == everywhere,
             self.config.kappa,
             self.config.kappa_old,
         )
-        target_term, value = mean_over_ranks(contrast, batch.target_total)
-        retention_term, distilled = mean_over_ranks(distillation, batch.target_total + batch.protected_total)
+        target_total, protected_total = len(target) * batch.target_total, len(protected) * batch.protected_total
+        target_term, value = mean_over_ranks(contrast, target_total)
+        retention_term, distilled = mean_over_ranks(distillation, target_total + protected_total)
         return StepOutput(
             {"target": target_term, "retention": self.config.distillation * retention_term},
             {"objective": value, "distillation": distilled},
@@ -134,9 +143,20 @@ class Co2l(LinearMethod):
         )
 
 
-def _all(target: Tensor, protected: Tensor, batch: Batch) -> Tensor:
-    """Features of all samples on all ranks: target, then protected."""
-    return torch.cat([gather(target, batch.target_total), gather(protected, batch.protected_total)])
+def _views_of(model: Classifier, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+    """E1 of target and protected images, once for each view, in one pass."""
+    target, protected = [batch.target_images], [batch.protected_images]
+    if batch.target_images_again is not None and batch.protected_images_again is not None:
+        target.append(batch.target_images_again)
+        protected.append(batch.protected_images_again)
+    features = model.image_features_together(*target, *protected)
+    return list(features[: len(target)]), list(features[len(target) :])
+
+
+def _everywhere(target: Sequence[Tensor], protected: Sequence[Tensor], batch: Batch) -> Tensor:
+    """What all ranks have of every view, one below the other: target, then protected."""
+    of_target = [gather(view, batch.target_total) for view in target]
+    return torch.cat([*of_target, *(gather(view, batch.protected_total) for view in protected)])
 
 
 def supervised_contrast(similarities: Tensor, is_self: Tensor, is_target: Tensor, temperature: float) -> Tensor:

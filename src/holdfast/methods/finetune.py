@@ -54,7 +54,7 @@ def target_objective(model: Classifier, contrast: TargetContrast, features: Enco
 class TargetContrast(GlobalContrastive):
     """The target objective F: target pairs against the negatives; target pairs are never each other's negatives."""
 
-    def __init__(self, pairs: int, negatives: int, temperature: float, gamma: float) -> None:
+    def __init__(self, pairs: int, negatives: float, temperature: float, gamma: float) -> None:
         super().__init__(pairs, temperature, gamma)
         self.negatives = negatives
 

@@ -9,19 +9,18 @@ from pydantic import model_validator
 from torch import Tensor
 
 from holdfast.config.base import Config, Fraction, MovingAverage, NonNegativeFloat, PositiveFloat
-from holdfast.config.method import ContrastConfig, Views
+from holdfast.config.method import Views
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import (
     LOSSES,
-    Method,
     StepOutput,
     balanced_cross_entropy,
     class_logits,
     clean_logits,
     cross_entropy,
-    encode,
 )
 from holdfast.methods.finetune import TargetContrast, target_objective
+from holdfast.methods.forms import Form, FormConfig, FormMethod
 from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
@@ -31,7 +30,7 @@ _CACHED = 2 * 2**30  # bytes of old logits that are kept; more constraint images
 _FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
 
 
-# The paper's form of the method: what its experiments use, and nothing that was added since.
+# The method of the paper and of its authors' code: what their experiments use, and nothing that was added since.
 _PUBLISHED: dict[str, Any] = {
     "beta": 200.0,
     "gamma_tasks": 0.8,
@@ -64,15 +63,20 @@ class ResearchConfig(Config):
     """Speed of the multipliers that add to beta [u_k]_+; 0 for none, as in the paper."""
 
 
-class HoldfastConfig(ContrastConfig):
+class HoldfastConfig(FormConfig):
     """method.name = "holdfast": target objective under one retention constraint a protected task."""
 
-    form: Literal["default", "published"] = "default"
-    """The values of keys that are not given: `default` is what did best on dev images (docs/appendix/research.md and
-    studies.md), `published` is the paper's form: clean views, cross-entropy, a constant penalty of 200, and none of
-    the additions."""
+    form: Form = "default"
+    """The values of keys that are not given. `default` is what did best on dev images (docs/appendix/research.md and
+    studies.md). `published` is the paper's text: clean views, cross-entropy, a constant penalty of 200, none of the
+    additions, and the best checkpoint as it was trained: no interpolation, no refit, no target bias. `authors` is the
+    authors' released code: as `published`, and the constraints' gradient is multiplied by tau_0, negatives have a head
+    of their own, constraint images are seen through random views under the new model alone, views are mirrored and
+    turned by up to 15 degrees, and the learning rate warms up over 500 steps."""
     beta: NonNegativeFloat = 20.0
-    """Penalty. Published: 200."""
+    """Penalty. Published: 200. The paper tries 100, 200 and 400, on Places365 600, 1000 and 4000: with the authors'
+    code, which multiplies it by tau_0 = 0.05 (0.01); in the units of the paper's text and of the default these are 5,
+    10 and 20 (6, 10 and 40)."""
     gamma_tasks: MovingAverage = 0.2
     """gamma_2, of the moving averages of h_k. Published: 0.8."""
     replay: NonNegativeFloat = 1.0
@@ -102,19 +106,17 @@ class HoldfastConfig(ContrastConfig):
     @model_validator(mode="before")
     @classmethod
     def _published_form(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("form") == "published":
-            return {**_PUBLISHED, **values}
+        if not isinstance(values, dict) or values.get("form") not in ("published", "authors"):
+            return values
+        values = {**_PUBLISHED, **values}
+        if values["form"] == "authors":
+            values["research"] = _with_views(values.get("research", {}), "mismatched")
         return values
 
     @classmethod
     def published(cls) -> HoldfastConfig:
         """The paper's form."""
         return cls(form="published")
-
-    def as_published(self) -> HoldfastConfig:
-        """The paper's form, with this section's temperature and gamma_1."""
-        kept = {"name": self.name, "temperature": self.temperature, "gamma_pairs": self.gamma_pairs}
-        return type(self).model_validate({"form": "published", **kept})
 
     def protected_views(self) -> Views:
         """As [method.research] says."""
@@ -129,18 +131,27 @@ class HoldfastConfig(ContrastConfig):
         return self.beta
 
 
+def _with_views(research: Any, views: Views) -> Any:
+    """[method.research] with these views, where it names none."""
+    if isinstance(research, dict):
+        return {"views": views, **research}
+    if isinstance(research, ResearchConfig) and "views" not in research.model_fields_set:
+        return research.model_copy(update={"views": views})
+    return research
+
+
 @register("holdfast", settings=HoldfastConfig)
-class Holdfast(Method):
+class Holdfast(FormMethod):
     """minimise F(w, D) subject to h_k(w) = L_k(w, D_k) - L_k(w_old, D_k) <= 0 for k = 1 … m."""
 
     uses_heads = True
     graph_safe = True
     is_target: Tensor  # [K] 1 at the target
-    old_losses: Tensor  # [n] of the constraint set's evaluation views, where those are what is compared
+    old_losses: Tensor  # [n] of the constraint set's evaluation views, where w_old sees those
     old_logits: Tensor  # [n, K] of the same; without rows where the old model is asked in every step
 
     def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:
-        super().__init__(model)
+        super().__init__(model, config)
         self.config, self.steps = config, steps
         self.loss = LOSSES[config.research.constraint]
 
@@ -148,7 +159,8 @@ class Holdfast(Method):
         """Estimators sized to the data; old losses cached where the view is fixed."""
         super().prepare(old, data)
         config = self.config
-        self.target = TargetContrast(len(data.target), len(data.negatives), config.temperature, config.gamma_pairs)
+        contrast_set = config.contrast_set(len(data.negatives))
+        self.target = TargetContrast(len(data.target), contrast_set, config.temperature, config.gamma_pairs)
         m = self.num_protected = data.tasks.num_protected
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
         logits = clean_logits(old, data.constraint)
@@ -169,14 +181,14 @@ class Holdfast(Method):
             commit="later",
         )
         self.register_buffer("is_target", (torch.arange(m + 1, device=labels.device) == m).to(clean.dtype))
+        self.register_buffer("old_losses", clean[:0] if config.research.views == "paired" else clean)
         fixed = config.research.views == "clean"
-        self.register_buffer("old_losses", clean if fixed else clean[:0])
         kept = fixed and config.distill_weight > 0 and logits.nbytes <= _CACHED
         self.register_buffer("old_logits", logits if kept else logits[:0], persistent=False)
 
     def forward(self, batch: Batch) -> StepOutput:
         """G_1 and G_2 of Algorithm 1, as surrogates."""
-        features = encode(self.model, batch)
+        features = self.encode(batch)
         contrast = target_objective(self.model, self.target, features, batch)
         pictures = torch.cat([features.target_images, features.negative_images, features.protected_images])
         logits = class_logits(pictures, features.classes, self.model.class_temperature)
@@ -184,7 +196,8 @@ class Holdfast(Method):
         old = self._old_logits(batch) if self.config.distill_weight else None
         new = self.loss(of_protected, batch.protected_task)
         retention = self.retention(new, self._old_losses(batch, old), batch.protected_task)
-        parts = {"target": self.config.contrastive_weight * contrast.surrogate, "retention": retention.penalty}
+        scale = self.config.retention_scale(self.model.class_temperature)
+        parts = {"target": self.config.contrastive_weight * contrast.surrogate, "retention": scale * retention.penalty}
         if self.config.replay:
             parts["replay"] = self.config.replay * self._replay(of_target, of_protected, batch)
         if old is not None:
@@ -192,7 +205,7 @@ class Holdfast(Method):
         return StepOutput(
             parts,
             {"objective": contrast.objective},
-            {"h": retention.h, "u": retention.u, "weight": retention.weight},
+            {"h": retention.h, "u": retention.u, "weight": scale * retention.weight},
         )
 
     def _replay(self, of_target: Tensor, of_protected: Tensor, batch: Batch) -> Tensor:
@@ -236,12 +249,11 @@ class Holdfast(Method):
     @torch.no_grad()
     def _old_losses(self, batch: Batch, known: Tensor | None) -> Tensor:
         """l(w_old, x, y) on the same pictures: cached, or through the old model on the same random view."""
-        if self.config.research.views == "clean":
+        if self.config.research.views != "paired":
             return self.old_losses[batch.protected_index]
-        if known is not None and batch.protected_old_images is None:
+        if known is not None:
             return self.loss(known[len(known) - len(batch.protected_task) :], batch.protected_task)
-        images = batch.protected_images if batch.protected_old_images is None else batch.protected_old_images
-        return self.loss(self.old.logits(images, self._old_classes()), batch.protected_task)
+        return self.loss(self.old.logits(batch.protected_images, self._old_classes()), batch.protected_task)
 
     def _old_classes(self) -> Tensor:
         """The frozen model's class features: computed once."""

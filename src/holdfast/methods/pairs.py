@@ -124,7 +124,7 @@ def stands_for(pairs: Pairs, anchors: Anchors, sizes: Tensor) -> Tensor:
 class SetContrast(GlobalContrastive):
     """The global contrastive loss with ``allowed`` read as a number: how many members a column stands for (0: none)."""
 
-    def _log_estimate(self, difference: Tensor, set_size: int | Tensor, allowed: Tensor | None) -> Tensor:
+    def _log_estimate(self, difference: Tensor, set_size: float | Tensor, allowed: Tensor | None) -> Tensor:
         """log ĝ, ĝ = 1/N + (1 - 1/N) (weighted mean of exp(difference / tau)): [A, C] -> [A]."""
         if allowed is None:
             return super()._log_estimate(difference, set_size, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,13 +26,31 @@ class SameConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """[n, C, H, W] -> [n, C', ceil(H / stride), ceil(W / stride)]."""
+        return self.applied(input, self.weight, self.bias)
+
+    def applied(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same with other weights in place of its own."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         height, width = (
             max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in (input.shape[-2], input.shape[-1])
         )
-        if height or width:
+        padding = (height // 2, width // 2)
+        if height % 2 or width % 2:  # only then a padded copy is needed
             input = functional.pad(input, (width // 2, width - width // 2, height // 2, height - height // 2))
-        return super().forward(input)
+            padding = (0, 0)
+        return functional.conv2d(input, weight, bias, self.stride, padding, groups=self.groups)
+
+
+def _normed(convolution: SameConv, norm: nn.BatchNorm2d, values: Tensor) -> Tensor:
+    """norm(convolution(values)) in one pass over the values: towers never leave eval mode, where a norm is linear."""
+    if norm.training:
+        return norm(convolution(values))
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    return convolution.applied(
+        values, convolution.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
+    )
 
 
 def _conv(inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1) -> SameConv:
@@ -59,9 +78,9 @@ class _Block(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         wide = values
         if self._expand_conv is not None and self._bn0 is not None:
-            wide = functional.relu6(self._bn0(self._expand_conv(wide)))
-        wide = functional.relu6(self._bn1(self._depthwise_conv(wide)))
-        narrow = self._bn2(self._project_conv(wide))
+            wide = functional.relu6(_normed(self._expand_conv, self._bn0, wide))
+        wide = functional.relu6(_normed(self._depthwise_conv, self._bn1, wide))
+        narrow = _normed(self._project_conv, self._bn2, wide)
         return narrow + values if self._skips else narrow
 
 
@@ -82,7 +101,8 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Mean over the last map, after ReLU6."""
-        values = functional.relu6(self._bn0(self._conv_stem(images)))
+        images = images.contiguous(memory_format=torch.channels_last)  # what convolutions are fastest in
+        values = functional.relu6(_normed(self._conv_stem, self._bn0, images))
         for block in cast("list[_Block]", list(self._blocks)):
             values = block(values)
-        return functional.relu6(self._bn1(self._conv_head(values))).mean(dim=(2, 3))
+        return functional.relu6(_normed(self._conv_head, self._bn1, values)).mean(dim=(2, 3))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from holdfast.artifacts import write_json
 from holdfast.data.images import SQUASH
@@ -14,11 +16,15 @@ from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import export_openclip, model_fingerprint, new_folder
 from holdfast.model.image_towers import ImageTowers
+from holdfast.model.sentence_towers import SentenceTowers
 from holdfast.model.transformers_towers import TransformersTowers, quiet
 
 
 def export_model(classifier: Classifier, folder: Path) -> None:
-    """Write what reproduces the logits without holdfast: a transformers, timm, torchvision or OpenCLIP model."""
+    """Write what reproduces the logits without holdfast: a transformers, timm, torchvision or OpenCLIP model.
+
+    Towers of our own (``parts``, ``conse``) came from no library: their image tower becomes a PyTorch program.
+    """
     towers = classifier.towers
     if isinstance(towers, ImageTowers):
         _export_image(classifier, towers, folder)
@@ -26,6 +32,8 @@ def export_model(classifier: Classifier, folder: Path) -> None:
         raise UserError("the model has no classes to export", do="develop it first, or import it with --classes FILE")
     elif isinstance(towers, TransformersTowers):
         _export_transformers(classifier, towers, folder)
+    elif isinstance(towers, SentenceTowers):
+        _export_program(classifier, towers, folder)
     else:
         export_openclip(classifier, folder)
 
@@ -44,6 +52,38 @@ def _export_transformers(classifier: Classifier, towers: TransformersTowers, fol
             "model = transformers.AutoModel.from_pretrained('FOLDER')",
             "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']",
             "features = torch.nn.functional.normalize(model.get_image_features(images).pooler_output, dim=-1)",
+            "logits = features @ matrix.T / class_temperature",
+        ]
+        write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), how))
+
+
+class _ImageTower(nn.Module):
+    """The image tower alone, as a module that can be traced."""
+
+    def __init__(self, towers: SentenceTowers) -> None:
+        super().__init__()
+        self.towers = towers
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.towers.image_features(images)
+
+
+def _export_program(classifier: Classifier, towers: SentenceTowers, folder: Path) -> None:
+    """``image_tower.pt2`` takes any number of pictures; the folded classifier lies beside it."""
+    size = towers.preprocess.size
+    tower = _ImageTower(copy.deepcopy(towers).cpu().requires_grad_(False))
+    with torch.no_grad():
+        matrix = classifier.class_matrix().detach().cpu().contiguous()
+        pictures = torch.zeros(2, 3, size, size, dtype=towers.projection.dtype)
+        batch = torch.export.Dim("batch", min=1)
+        program = torch.export.export(tower, (pictures,), dynamic_shapes={"images": {0: batch}})
+    with new_folder(folder) as temporary:
+        torch.export.save(program, temporary / "image_tower.pt2")
+        save_file({"classifier": matrix}, temporary / "classifier.safetensors")
+        how = [
+            "tower = torch.export.load('image_tower.pt2').module()",
+            "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']",
+            "features = torch.nn.functional.normalize(tower(images), dim=-1)",
             "logits = features @ matrix.T / class_temperature",
         ]
         write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), how))

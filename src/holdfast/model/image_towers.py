@@ -58,9 +58,15 @@ class ImageTowers(TwoTowers):
         with torch.random.fork_rng(devices=[]):
             return cls(spec["library"], spec["architecture"], spec["arguments"], spec["classes"], view)
 
+    @property
+    @override
+    def records_steps(self) -> bool:
+        """Convolutions and attention of fixed shape."""
+        return True
+
     @override
     def image_features(self, images: Tensor) -> Tensor:
-        hidden = self.model(images)
+        hidden = self.model(images.contiguous(memory_format=torch.channels_last))  # convolutions are fastest so
         return torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1) if self._has_bias else hidden
 
     @override

@@ -10,7 +10,7 @@ import math
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +23,9 @@ from holdfast.artifacts import read_json, read_regular
 from holdfast.data.images import INTERPOLATIONS, SQUASH
 from holdfast.errors import HoldfastError, UserError
 from holdfast.model.classifier import Classifier
+from holdfast.model.devsafety import has_heads, head_round, split_heads
 from holdfast.model.image_towers import LIBRARIES, ImageTowers, create_model, find_head, head_rows
-from holdfast.model.openclip import load_folder, load_towers
+from holdfast.model.openclip import load_folder, load_towers, towers_from_state
 from holdfast.model.sources import CONFIG, ModelSource, SourceKind, identify
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.model.transformers_towers import PREPROCESSOR, TOKENIZER_FILES, TransformersTowers, quiet
@@ -83,10 +84,27 @@ def import_model(
         return ImportedModel(made, source, notes)
     if source.kind == SourceKind.TRANSFORMERS:
         towers, notes = _transformers_folder(path)
+    elif source.kind == SourceKind.CHECKPOINT and has_heads(state := _read_state(path)):
+        return _with_task_heads(source, str(architecture), state, classes or (), template)
     else:
         towers = load_towers(str(architecture), path) if source.kind == SourceKind.CHECKPOINT else load_folder(path)
         notes = ()
     return ImportedModel(_with_prompts(towers, classes or (), template), source, notes)
+
+
+def _with_task_heads(
+    source: ModelSource, architecture: str, state: dict[str, Tensor], classes: Sequence[str], template: str
+) -> ImportedModel:
+    """A checkpoint of the method's authors: OpenAI's CLIP, hence QuickGELU, with heads."""
+    path = str(source.path)
+    clip, factors = split_heads(state, path)
+    towers = towers_from_state(architecture, clip, source.path, quick_gelu=True).float()
+    classifier = _with_prompts(towers, classes, template)
+    notes: tuple[str, ...] = ()
+    if factors is not None:
+        heads, notes = head_round(factors, classes, path)
+        classifier.heads.append(heads)
+    return ImportedModel(classifier, replace(source, words="a checkpoint with task-dependent heads"), notes)
 
 
 def _with_prompts(towers: TwoTowers, classes: Sequence[str], template: str) -> Classifier:

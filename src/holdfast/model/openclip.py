@@ -21,6 +21,8 @@ from torch import Tensor
 from holdfast.artifacts import read_json
 from holdfast.data.images import SQUASH
 from holdfast.errors import HoldfastError, UserError, nearest
+from holdfast.model.conse import ConseTowers
+from holdfast.model.devsafety import has_heads
 from holdfast.model.image_towers import ImageTowers
 from holdfast.model.openclip_towers import OpenClipTowers, create_model
 from holdfast.model.parts import PartTowers
@@ -47,7 +49,7 @@ def architecture_config(architecture: str) -> dict[str, Any]:
     except Exception as error:
         raise UserError(f"the architecture {architecture!r} could not be read", found=str(error)) from error
     if config is None:
-        known = [*ARCHITECTURES, "parts", *open_clip.list_models()]
+        known = [*ARCHITECTURES, "parts", "conse", *open_clip.list_models()]
         raise UserError(f"unknown architecture {architecture!r}", do=nearest(architecture, known))
     return config
 
@@ -56,10 +58,13 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
     """Towers of an architecture with the given weights.
 
     ``weights`` is a local file (safetensors, or a torch file that holds nothing but tensors), an OpenCLIP tag, or None
-    for random weights drawn from ``seed``. The architecture ``"parts"`` is the one of :mod:`holdfast.model.parts`.
+    for random weights drawn from ``seed``. The architectures ``"parts"`` and ``"conse"`` are those of
+    :mod:`holdfast.model.parts` and :mod:`holdfast.model.conse`.
     """
     if architecture == "parts" or architecture.startswith("parts-"):
         return PartTowers.load(architecture, weights, seed=seed)
+    if architecture == "conse" or architecture.startswith("conse-"):
+        return ConseTowers.load(architecture, weights, seed=seed)
     config = architecture_config(architecture)
     preprocess: dict[str, Any] = {}
     path: Path | None = None
@@ -76,6 +81,19 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
     if path is not None:
         _load_file(model, path, architecture)
     return OpenClipTowers(architecture, config, _preprocess(model, preprocess), model)
+
+
+def towers_from_state(architecture: str, state: dict[str, Tensor], path: Path, *, quick_gelu: bool) -> OpenClipTowers:
+    """Towers with weights under OpenCLIP's names; the activation belongs to the weights, whatever the name says."""
+    config = architecture_config(architecture) | {"quick_gelu": quick_gelu}
+    with torch.random.fork_rng(devices=[]), _quiet():
+        model = create_model(config)
+    _check_positions(model, state, path, architecture)
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise _another_architecture(path, architecture, error) from error
+    return OpenClipTowers(architecture, config, _preprocess(model, {}), model)
 
 
 def load_folder(folder: Path) -> OpenClipTowers:
@@ -157,6 +175,11 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
             found=(str(error).splitlines() or [type(error).__name__])[0],
             do="the file is truncated, or no checkpoint: fetch it again",
         ) from error
+    if has_heads(state):
+        raise UserError(
+            f"{path} is a checkpoint with task-dependent heads",
+            do=f"make a model folder of it: holdfast import {path} OUT --architecture {architecture} --classes FILE",
+        )
     _check_positions(model, state, path, architecture)
     del state
     try:
@@ -165,13 +188,17 @@ def _load_file(model: Any, path: Path, architecture: str) -> None:
     except HoldfastError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"{path} holds the weights of another architecture",
-            expected=f"those of {architecture}",
-            found=" ".join(lines[1:2]) or repr(error),
-            do="name the architecture that the checkpoint was made with",
-        ) from error
+        raise _another_architecture(path, architecture, error) from error
+
+
+def _another_architecture(path: Path, architecture: str, error: Exception) -> UserError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return UserError(
+        f"{path} holds the weights of another architecture",
+        expected=f"those of {architecture}",
+        found=(" ".join(lines[1:2]) or repr(error))[:300],
+        do="name the architecture that the checkpoint was made with",
+    )
 
 
 def _check_positions(model: Any, state: dict[str, Any], path: Path, architecture: str) -> None:
@@ -219,6 +246,7 @@ def _build_openclip(spec: dict[str, Any], assets: dict[str, bytes]) -> TwoTowers
 TOWERS: dict[str, Callable[[dict[str, Any], dict[str, bytes]], TwoTowers]] = {
     "openclip": _build_openclip,
     "parts": PartTowers.from_spec,
+    "conse": ConseTowers.from_spec,
     "transformers": TransformersTowers.from_spec,
     "image": ImageTowers.from_spec,
 }

@@ -57,7 +57,7 @@ class Preprocess:
         for start in range(0, count, batch):
             part = slice(start, start + batch)
             pixels = examples.images(part if positions is None else positions[part])
-            through = None if view is None else View(view.box[part], view.flip[part])
+            through = None if view is None else view[part]
             pixels = pixels.to(like.device, non_blocking=True)
             yield part, normalize_views(pixels, self.mean, self.std, through, like.dtype)
 
@@ -103,6 +103,11 @@ class TwoTowers(nn.Module, ABC):
     def has_fast_path(self) -> bool:
         """Whether :mod:`holdfast.kernels.fast` computes both towers, where it is switched on."""
         return False
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether a step over these towers can be recorded as a CUDA graph: nothing in them waits for the device."""
+        return self.has_fast_path
 
     @abstractmethod
     def image_features(self, images: Tensor) -> Tensor:

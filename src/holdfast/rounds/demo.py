@@ -27,12 +27,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "plain": {"name": "finetune"},
     "holdfast": {
         "name": "holdfast",
-        "form": "published",
-        "views": "paired",
-        "beta": 20.0,
-        "gamma_tasks": 0.2,
-        "dual_rate": 2.0,
         "replay": 1.0,
+        "target_share": 0.0,
+        "target_logit_margin": 0.0,
+        "distill_weight": 0.0,
+        "label_boost": 0.0,
+        "head_lr_multiplier": 1.0,
+        "research": {"views": "paired", "dual_rate": 2.0},
     },
 }
 

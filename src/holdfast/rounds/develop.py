@@ -18,6 +18,7 @@ from holdfast.data.assemble import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
 from holdfast.rounds.decide import NO_PLAN, PlanCheck, best_of, check_budget
+from holdfast.rounds.former import former_form
 from holdfast.rounds.result import RoundResult, read_result
 from holdfast.rounds.round import Round
 from holdfast.runtime import Runtime, started
@@ -108,7 +109,8 @@ def resume_config(run: Path) -> tuple[RoundConfig, Path]:
     """Config and root of a run that was begun."""
     folder = RunFolder.open(run)
     origin = folder.origin
-    return parse(RoundConfig, read_json(folder.config), str(folder.config), origin), origin
+    values = former_form(read_json(folder.config))
+    return parse(RoundConfig, values, str(folder.config), origin), origin
 
 
 @contextmanager

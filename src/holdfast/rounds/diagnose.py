@@ -56,15 +56,19 @@ def diagnose_run(
             tasks=data.tasks.protected,
             shared=shared,
             heads=heads,
-            beta=beta if beta is not None else _beta(config),
+            beta=beta if beta is not None else _beta(config, model.class_temperature),
             memory_bytes=memory_bytes,
         )
 
 
-def _beta(config: RoundConfig) -> float:
-    """The penalty of the method, or that of the default method for those that have none."""
+def _beta(config: RoundConfig, class_temperature: float) -> float:
+    """The penalty of the method as its gradient has it, or that of the default method for those that have none."""
     own = config.method.kkt_penalty()
-    return _known(default_method().kkt_penalty()) if own is None else own
+    return (
+        _known(default_method().kkt_penalty())
+        if own is None
+        else own * config.method.retention_scale(class_temperature)
+    )
 
 
 def _contrast(config: RoundConfig) -> float:

@@ -1,9 +1,9 @@
-"""Results under the keys of an earlier version, read for one release. No torch."""
+"""Run folders of an earlier version, read for one release. No torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from holdfast.artifacts import read_json
 
@@ -26,6 +26,20 @@ def read_result_json(path: Path) -> Any:
             for entry in candidates  # pyright: ignore[reportUnknownVariableType]
         ]
     return result
+
+
+def former_form(config: Any) -> Any:
+    """The settings of a round that began before the published form was one without candidates of other weights.
+
+    They name every key of [method], so that the name of the form can go.
+    """
+    if not isinstance(config, dict):
+        return config  # whoever reads it says what was expected
+    values = cast("dict[str, Any]", config)
+    method, train = values.get("method"), values.get("train")
+    if not isinstance(method, dict) or not isinstance(train, dict) or "rotation" in train:
+        return values
+    return {**values, "method": {name: value for name, value in method.items() if name != "form"}}  # pyright: ignore[reportUnknownVariableType]
 
 
 def _moved(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

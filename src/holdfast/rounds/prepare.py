@@ -22,6 +22,7 @@ from holdfast.model.importers import import_model
 from holdfast.model.openclip import load_towers
 from holdfast.model.sources import is_direct_source
 from holdfast.model.towers import TwoTowers
+from holdfast.model.weights import is_conse
 from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
 from holdfast.stages import stage
@@ -63,7 +64,8 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     weights = config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
-    seen = Seen(complete=True) if weights is None else UNKNOWN  # weights drawn by seed have seen nothing
+    # Weights drawn by seed have seen nothing; those of packages have, and nobody says which images.
+    seen = Seen(complete=True) if weights is None and not is_conse(config.architecture) else UNKNOWN
     return Start(load_towers(str(config.architecture), weights, seed=seed), None, seen)
 
 
@@ -154,7 +156,7 @@ def _choose_trainable(method: Method, config: RoundConfig) -> None:
     if linear:
         model.use_linear().requires_grad_(True)
     elif method.uses_heads and config.model.head_rank > 0:
-        model.begin_round(config.model.head_rank, derive_seed(config.seed, "heads"))
+        method.begin_heads(config.model.head_rank, derive_seed(config.seed, "heads"))
 
 
 def _fingerprint(config: Config, data: str, parent: str) -> str:
@@ -167,4 +169,6 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
 
 def view_settings(train: TrainConfig, method_config: MethodConfig) -> ViewSettings:
     """Random views of pairs as [train] says, of protected images as the method says."""
-    return ViewSettings(train.augment, method_config.protected_views(), train.crop_scale, train.flip)
+    two = train.augment and method_config.two_views()
+    protected = "paired" if two else method_config.protected_views()
+    return ViewSettings(train.augment, protected, train.crop_scale, train.flip, train.rotation, two)

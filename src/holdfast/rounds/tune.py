@@ -84,7 +84,8 @@ def _tune(
     values["train"].pop("shard")  # changes no number
     ids = fingerprint_ids(data.constraint.ids + data.target.ids)
     fingerprint = fingerprint_json({"config": values, "data": ids})
-    views = ViewSettings(config.train.augment, _views(config), config.train.crop_scale, config.train.flip)
+    train_views = (config.train.crop_scale, config.train.flip, config.train.rotation)
+    views = ViewSettings(config.train.augment, _views(config), *train_views)
     plan = TrainSpec(_train_config(config), views, config.seed, fingerprint, config.evaluate.every, resume=command)
 
     def evaluate(done: int, method: Method) -> dict[str, Any]:

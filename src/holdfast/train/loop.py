@@ -164,7 +164,7 @@ class _Run:
         alone = self.runtime.world == 1 and not self.weights.sharded
         if not alone or speed_of(self.config, self.runtime.device) != "graphs":
             return False
-        known_safe = self.method.graph_safe and self.method.model.towers.has_fast_path
+        known_safe = self.method.graph_safe and self.method.model.towers.records_steps
         wanted = known_safe or self.config.speed == "graphs"
         return wanted and not self.method.needs_task_gradients and len(self.method.phases()) == 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.data.sources.store import PackedPixels
 from holdfast.methods.base import Method
+from holdfast.methods.forms import Form
 from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
@@ -22,9 +22,6 @@ from holdfast.train.compute_mode import compute_mode
 from holdfast.train.loop import TrainSpec
 
 _WORDS = ("a", "of", "the", "in", "on", "with", "street", "fog", "light", "road", "car", "tree", "sky", "old", "house")
-
-
-Form = Literal["default", "published"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +38,15 @@ class Shape:
     target_pairs: int = 4096
     images: int = 2048  # pictures in the file; rows are used again
     constraint_per_task: int = 8
+    size: int = 224  # pixels
 
 
 SHAPES = {
     "bdd100k": Shape("ViT-B-16", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
     "places365": Shape("ViT-B-16", 364, 64, 240, 2, "the scene is a {}", 0.01),
-    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512),
+    "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512, size=32),
+    "small": Shape("parts-128", 6, 256, None, 17, "a photo of a {}", 0.05, constraint_per_task=100, size=128),
+    "bdd100k-large": Shape("ViT-L-14", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
 }
 
 
@@ -112,13 +112,15 @@ def made_up_run(
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
     new = old.copy()
-    new.begin_round(32, 0)
     old.requires_grad_(False)
     if config.checkpoint_activations:
         new.towers.checkpoint_activations()
     method = Holdfast(new, method_config, config.steps)
+    method.begin_heads(32, 0)
     with compute_mode(config, runtime.device, compiled=False):
         method.prepare(old, data)
     method.to(runtime.device)
-    views = ViewSettings(config.augment, method_config.protected_views(), config.crop_scale, config.flip)
+    views = ViewSettings(
+        config.augment, method_config.protected_views(), config.crop_scale, config.flip, config.rotation
+    )
     return method, TrainSpec(config, views, 0, "made up", evaluate_every=config.steps)

@@ -22,6 +22,8 @@ def list_csv(config: SourceConfig, path: Path) -> Listing:
     problems: list[Problem] = []
     for table in expand(path):
         for number, row in _table_rows(table):
+            if len(files) == config.first:
+                break
             name = (row["filepath"] or "").strip()
             if not name:
                 problems.append(Problem("row without a path", f"{table.name} line {number}"))
