@@ -126,7 +126,7 @@ def test_a_command_imports_its_own_module_alone(imported: Imported) -> None:
     _, found = imported("sign", "--help")
     own = {name.removeprefix("holdfast.cli.") for name in found if name.startswith("holdfast.cli.")}
     assert "verify" in own
-    assert own <= {"verify", "certify", "options", "gate", "logs", "without_pandas"}
+    assert own <= {"verify", "certify", "options", "gate", "logs", "process"}
 
 
 def test_help_names_every_command_and_every_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_pyarrow_has_pandas_still_for_whoever_asks() -> None:
     pytest.importorskip("pandas")
     script = """
 import sys
-from holdfast.cli.without_pandas import leave_out_pandas
+from holdfast.cli.process import leave_out_pandas
 leave_out_pandas()
 import pyarrow as pa
 table = pa.table({"a": [1, 2], "b": ["x", None]})

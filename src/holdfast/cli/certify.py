@@ -36,7 +36,7 @@ from holdfast.cli.options import (
     range_of,
     refuse_ignored,
 )
-from holdfast.cli.without_pandas import leave_out_pandas
+from holdfast.cli.process import leave_out_pandas
 from holdfast.errors import Exit
 
 TABLES = (".csv", ".parquet")

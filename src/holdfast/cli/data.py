@@ -74,7 +74,7 @@ def data(
 
     The first thing to run on data of your own. Nothing is changed.
     """
-    from holdfast.cli.without_pandas import leave_out_pandas
+    from holdfast.cli.process import leave_out_pandas
     from holdfast.data.catalogue import build
     from holdfast.data.inspection import contact_sheet, copies, inspect_pictures, table_of
     from holdfast.data.sources import list_source

@@ -102,7 +102,7 @@ def verify(
         refuse_ignored("a project", {"ledger": ledger, "signers": signers}, "a project has its own ledger")
         return verify_project(certificate, as_json)
     from holdfast.certify.verification import examine
-    from holdfast.cli.without_pandas import leave_out_pandas
+    from holdfast.cli.process import leave_out_pandas
 
     leave_out_pandas()
     path = certificate / "certificate.json" if certificate.is_dir() else certificate
