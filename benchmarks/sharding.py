@@ -16,7 +16,7 @@ import torch
 from holdfast.model.openclip import architecture_config
 from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.towers import Preprocess
-from holdfast.train.parallel import blocks
+from holdfast.train.sharded import blocks
 
 ARCHITECTURES = ("ViT-B-16", "ViT-L-14", "ViT-H-14", "ViT-bigG-14")
 WORLDS = {8: 450e9, 64: 50e9}  # ranks -> bytes a second and GPU: inside one machine, and between eight of them

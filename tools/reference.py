@@ -103,7 +103,7 @@ def section(model: type[Config], title: str, level: int = 2, skip: tuple[str, ..
     for name, found in schema["properties"].items():
         if name in skip:
             continue
-        meaning = cell(prose(model.model_fields[name].description or ""))
+        meaning = cell(prose(model.meaning(name)))
         allowed = cell(values(found, definitions))
         lines.append(f"| `{name}` | {allowed} | {default(found, name in schema.get('required', ()))} | {meaning} |")
     return [*lines, ""]

@@ -14,26 +14,16 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import UserError
 
-# One row an example: what one model said about it. `loss` is the cross-entropy over the label space of the task
-# description, `score` the probability of the predicted class.
-PREDICTIONS = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("task", pa.string(), nullable=False),
-        pa.field("label", pa.string(), nullable=False),
-        pa.field("prediction", pa.string(), nullable=False),
-        pa.field("loss", pa.float64(), nullable=False),
-        pa.field("score", pa.float64(), nullable=False),
-    ]
-)
+if TYPE_CHECKING:  # every command reads files, few read tables: pyarrow is imported by those that do
+    import pyarrow as pa
+
+    PREDICTIONS: pa.Schema
 
 
 LOCK = ".lock"  # held by the one process that writes in a folder (holdfast.locks)
@@ -224,10 +214,34 @@ def image_key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:_KEY_DIGITS]
 
 
+@cache
+def _predictions() -> pa.Schema:
+    """One row an example: what one model said about it.
+
+    ``loss`` is the cross-entropy over the label space of the task description, ``score`` the probability of the
+    predicted class.
+    """
+    import pyarrow as pa
+
+    kinds = dict.fromkeys(("example_id", "task", "label", "prediction"), pa.string())
+    kinds |= dict.fromkeys(("loss", "score"), pa.float64())
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
+
+
+def __getattr__(name: str) -> Any:
+    """``PREDICTIONS``, the columns of a table of predictions, made when it is first asked for."""
+    if name == "PREDICTIONS":
+        return _predictions()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def write_predictions(path: Path, table: pa.Table) -> None:
     """Write a table of predictions as Parquet, after checking its columns, its ids and its numbers."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     grouped = [pa.field("group", pa.string())] if "group" in table.column_names else []
-    schema = pa.schema([*PREDICTIONS, *grouped])
+    schema = pa.schema([*_predictions(), *grouped])
     table = table.select(schema.names).cast(schema)
     if len(set(table["example_id"].to_pylist())) != len(table):
         raise ValueError("a table of predictions names each example once")
@@ -236,17 +250,20 @@ def write_predictions(path: Path, table: pa.Table) -> None:
 
 def read_predictions(path: Path) -> pa.Table:
     """Read a table of predictions written by :func:`write_predictions`."""
+    import pyarrow.parquet as pq
+
+    schema = _predictions()
     if not path.exists():
         raise UserError(f"{path} does not exist", do="write predictions with `holdfast evaluate`")
     table = pq.read_table(path)
-    missing = [name for name in PREDICTIONS.names if name not in table.column_names]
+    missing = [name for name in schema.names if name not in table.column_names]
     if missing:
         raise UserError(
             f"{path} is not a table of predictions",
-            expected=f"columns {', '.join(PREDICTIONS.names)}",
+            expected=f"columns {', '.join(schema.names)}",
             found=f"without {', '.join(missing)}",
         )
-    return table.select(PREDICTIONS.names).cast(PREDICTIONS)
+    return table.select(schema.names).cast(schema)
 
 
 @dataclass(frozen=True)

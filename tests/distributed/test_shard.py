@@ -20,7 +20,8 @@ from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.loop import batch_sizes
 from holdfast.train.optim import build_optimizer
-from holdfast.train.parallel import Sharded, blocks, place
+from holdfast.train.parallel import place
+from holdfast.train.sharded import Sharded, blocks
 from tests.distributed.ranks import METHODS, STEPS, meet, method_of, plan_of, round_data, run
 from tests.distributed.test_ranks import ALONE, assert_same, compare, together
 

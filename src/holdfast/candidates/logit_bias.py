@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.model.classifier import Classifier, full_precision
+from holdfast.model.feature_store import encode_set
 from holdfast.model.heads import HeadRound
 
 _RIDGE = 0.01  # of the mean square of a feature's entry: enough to keep v short where features are few
@@ -37,8 +38,8 @@ def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: i
     found: list[Tensor] = []
     for examples in sets:
         rows = torch.linspace(0, len(examples) - 1, min(most, len(examples))).round().long().numpy()
-        batches = model.preprocess.batches(examples, model.towers.projection, positions=rows, batch=batch)
-        found += [model.image_features(pictures) for _, pictures in batches]
+        encoded = encode_set(model.towers, examples, model.towers.projection, positions=rows, batch=batch)
+        found += [model.finished(features) for _, features in encoded]
     return torch.cat(found)
 
 

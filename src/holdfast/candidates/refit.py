@@ -34,6 +34,7 @@ from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_
 from holdfast.data.round import LabelledSet, PairSet, RoundData, View
 from holdfast.data.transforms import random_views
 from holdfast.model.classifier import Classifier, full_precision
+from holdfast.model.feature_store import encode_set
 from holdfast.runtime import derive_seed
 
 _IN_TOWER = (0.1, 3.0)  # share of the loss that is the target's, the others' being shared out evenly; and the room:
@@ -239,11 +240,8 @@ def _features(
 ) -> list[tuple[Tensor, Tensor]]:
     towers = model.towers
     found: list[tuple[Tensor, Tensor]] = []
-    for _, pictures in model.preprocess.batches(examples, towers.projection, positions=rows, batch=250, view=view):
-        if in_tower:
-            hidden = full_precision(towers.image_hidden(pictures))
-            found.append((hidden, towers.project(hidden)))
-        else:
-            features = full_precision(towers.image_features(pictures))
-            found.append((features, features))
+    what = "hidden" if in_tower else "features"
+    for _, seen in encode_set(towers, examples, towers.projection, what=what, positions=rows, batch=250, view=view):
+        values = full_precision(seen)
+        found.append((values, towers.project(values) if in_tower else values))
     return found

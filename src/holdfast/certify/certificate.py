@@ -201,6 +201,7 @@ def write_certificate(
 
 
 OLD_PREDICTIONS, NEW_PREDICTIONS = "predictions of the old model", "predictions of the new model"
+CLAIM = "claim"  # what a certificate calls the claim file among its files
 
 
 def read_certificate(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.artifacts import fingerprint_file, fingerprint_json
-from holdfast.certify.certificate import Settings, full_report, run_test, write_certificate
+from holdfast.certify.certificate import CLAIM, Settings, full_report, run_test, write_certificate
 from holdfast.certify.claim_file import ClaimFile, Examples, read_examples, settings_under
 from holdfast.certify.claims import Verdict, delta_of
 from holdfast.certify.families import image_keys
@@ -26,7 +26,6 @@ from holdfast.certify.tables import Paired
 from holdfast.errors import UndecidedError, UserError
 
 _SPENT = "take new images for the next model; what this set shows in full (without --ledger) certifies nothing more"
-CLAIM = "claim"  # what a certificate calls the claim file among its files
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ With a target, "and the target improved" (Δ_target > 0) is one more hypothesis 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 from holdfast.certify.corrections import bonferroni, holm, hommel
@@ -294,6 +292,9 @@ def _mapped(
 ) -> list[_Evidence]:
     if workers < 2 or sum(item.n for item, _ in hypotheses) < WORTH_A_PROCESS:
         return [work(item) for item in hypotheses]
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     # Large tasks first, so that no worker is left with one at the end.
     order = sorted(range(len(hypotheses)), key=lambda index: -hypotheses[index][0].n)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:

@@ -13,20 +13,20 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from holdfast.certify.exact.region import IntArray
 from holdfast.errors import UserError, nearest
 
+if TYPE_CHECKING:  # a plan from numbers reads no table: pyarrow is imported where one is read
+    import pyarrow as pa
+
 BoolArray = NDArray[np.bool_]
 _LONGEST_HEADER = 1 << 20  # bytes of the line of column names
-_NO_NAMES = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+_SMALL = 20_000  # rows of a column that Python encodes in a few milliseconds
 _WHOLE = re.compile(r"([+-]?(?:0|[1-9][0-9]*))\.0+")
 # What writers put into a cell without a value. The second kind may be the name of a class.
 NEVER_A_NAME = frozenset({"", "nan", "<na>"})
@@ -92,13 +92,19 @@ class Column:
 
 def read_table(path: Path) -> pa.Table:
     """A CSV or Parquet file as it stands; every cell of a CSV is text."""
+    import pyarrow as pa
+
     try:
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist", do="check the path")
         if not os.path.isfile(path):  # a pipe would wait for ever, and a device never end
             raise UserError(f"{path} is no file", expected="a CSV or Parquet file")
         if path.suffix.lower() in (".parquet", ".pq"):
+            import pyarrow.parquet as pq
+
             return pq.read_table(path)
+        import pyarrow.csv as pa_csv
+
         with path.open("rb") as file:
             header = file.readline(_LONGEST_HEADER).decode("utf-8-sig").strip("\r\n")
         separator = "\t" if "\t" in header else ";" if ";" in header and "," not in header else ","
@@ -140,11 +146,16 @@ def check_columns(table: pa.Table, wanted: Sequence[str], path: Path) -> None:
 
 def read_column(table: pa.Table, name: str, path: Path) -> Column:
     """A column as names; a null, a float NaN and an empty cell become the empty name."""
+    import pyarrow as pa
+
     column = table[column_names(table)[name]]
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if any(test(kind) for test in _NO_NAMES):
+    no_names = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    if any(test(kind) for test in no_names):
         raise UserError(f"column {name} of {path} holds {kind}", expected="names or numbers")
     try:
+        if _short_strings(column):
+            return Column.of(*_numbered(column.to_pylist()))
         encoded = column.combine_chunks()
         if not isinstance(encoded, pa.DictionaryArray):
             encoded = encoded.dictionary_encode()
@@ -160,9 +171,27 @@ def read_column(table: pa.Table, name: str, path: Path) -> Column:
     return Column.of([*values, ""], codes)  # -1, null, is the last
 
 
+def _short_strings(column: pa.ChunkedArray) -> bool:
+    """Whether Python encodes a column at once: arrow's own encoding first imports ``pyarrow.compute`` and ``pydoc``."""
+    import pyarrow as pa
+
+    return pa.types.is_string(column.type) and not column.null_count and len(column) <= _SMALL
+
+
+def _numbered(cells: list[str]) -> tuple[list[str], IntArray]:
+    """Each cell's text once, and for every row which one it is."""
+    place: dict[str, int] = {}
+    codes = np.fromiter((place.setdefault(cell, len(place)) for cell in cells), np.int64, len(cells))
+    return list(place), codes
+
+
 def row_codes(table: pa.Table, name: str) -> IntArray | None:
     """Equal numbers for equal cells of a column that nothing else reads; None where its cells cannot be compared."""
+    import pyarrow as pa
+
     try:
+        if _short_strings(table[name]):
+            return _numbered(table[name].to_pylist())[1]
         encoded = table[name].combine_chunks()
         if not isinstance(encoded, pa.DictionaryArray):
             encoded = encoded.dictionary_encode()

@@ -404,3 +404,16 @@ def _spent(fingerprint: str, standing: Standing, path: Path) -> UndecidedError:
         found=f"{standing.queries} queries and {standing.passes} passes in {path}",
         do="seal new images; this set may be shown in full, and certifies nothing more",
     )
+
+
+# Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
+_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
+
+
+def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The ledger up to a query, without times and hashes: a run that was resumed has the certificate of a whole one."""
+    return [
+        {name: value for name, value in entry.items() if name not in _NOT_KEPT}
+        for entry in entries
+        if entry.get("number", 0) <= number
+    ]

@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from holdfast.certify.certificate import (
     NEW_PREDICTIONS,
@@ -27,6 +25,9 @@ from holdfast.certify.scores import PLAIN, Layout
 from holdfast.certify.sequential import sequential_report
 from holdfast.certify.tables import Paired, paired_table, paired_tables
 from holdfast.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Predictions = Any  # a path of a CSV or Parquet file, a pandas, polars or arrow table, or a dict of columns
 
@@ -178,6 +179,8 @@ def _table(given: Predictions, what: str) -> pa.Table:
     """A file, a data frame or a dict of columns as an arrow table."""
     if isinstance(given, str | Path):
         return read_table(Path(given))
+    import pyarrow as pa
+
     try:
         if isinstance(given, pa.Table):
             return given

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from holdfast.certify.claims import Counts
 from holdfast.certify.columns import Column, column_names, read_column, refuse_missing, whole_numbers
 from holdfast.certify.exact.region import FloatArray, IntArray
 from holdfast.certify.grouped import UnitCounts, units_of
 from holdfast.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PAIRED_SCORES = ("old_score", "new_score")
 SINGLE_SCORE = "score"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from holdfast.artifacts import RunFolder, read_json, write_predictions
 from holdfast.certify.certificate import (
@@ -21,13 +19,16 @@ from holdfast.certify.certificate import (
 )
 from holdfast.certify.claims import PROMISE, UNIT_PROMISE
 from holdfast.certify.flips import flip_report
-from holdfast.certify.ledger import Ledger, Standing, default_ledger
+from holdfast.certify.ledger import Ledger, Standing, default_ledger, entries_until
 from holdfast.certify.report import report
 from holdfast.certify.scores import PLAIN
 from holdfast.certify.sealed_claim import SealedClaim, check_possible, restricted, tested_margins
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
 from holdfast.certify.tables import Paired, paired_tables
 from holdfast.errors import HoldfastError, UndecidedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ def _checked(plan: SealedClaim, table: pa.Table) -> pa.Table:
             found=f"{len(ids)} rows, {len(plan.ids - set(ids))} sealed examples missing",
             do="this is a fault of holdfast; report it. The query has no result, and can be made again",
         )
+    import pyarrow as pa
+
     wanted = set(tested_margins(plan))
     kept = [
         identity in plan.ids and task in wanted for identity, task in zip(ids, table["task"].to_pylist(), strict=True)
@@ -234,16 +237,3 @@ def ledger_record(ledger: Ledger, fingerprint: str, number: int, folder: Path) -
     if ledger.folder.resolve() != default_ledger().resolve():  # that one is found without its path
         record["folder"] = os.path.relpath(ledger.folder.resolve(), folder.resolve())
     return record
-
-
-# Of an entry of the ledger: what differs from run to run, and the images, which the ledger itself holds.
-_NOT_KEPT = ("time", "previous", "place", "fingerprint", "added", "left")
-
-
-def entries_until(entries: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """The ledger up to a query, without times and hashes: a run that was resumed has the certificate of a whole one."""
-    return [
-        {name: value for name, value in entry.items() if name not in _NOT_KEPT}
-        for entry in entries
-        if entry.get("number", 0) <= number
-    ]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json
 from holdfast.certify.certificate import Settings, margins_for
@@ -180,6 +179,8 @@ def read_sealed_claim(
     confidence: float | None = None,
 ) -> SealedClaim:
     """The plan of a run: its sealed examples, and what [certify] of its round says unless it is given here."""
+    import pyarrow.parquet as pq
+
     claimed = ClaimedSettings.of(read_json(run.config), str(run.config))
     if not run.roles.exists():
         raise UserError(f"{run.roles} does not exist", do="the run has not begun; start it with `holdfast develop`")

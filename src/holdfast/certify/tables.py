@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from holdfast.certify.claims import Counts
 from holdfast.certify.columns import (
@@ -44,6 +43,9 @@ from holdfast.certify.scores import (
 )
 from holdfast.certify.vocabulary import are_numbers, number, read_answers
 from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PAIRED_COLUMNS = ("task", "label", "old", "new")
 PAIRED_CORRECT = ("task", "old_correct", "new_correct")

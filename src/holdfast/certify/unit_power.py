@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtri
 
 from holdfast.certify.betting import FEWER_ORDERS, batched_e_values
 from holdfast.certify.exact.power import MARGIN_STEP, zero_flip_images
-from holdfast.certify.exact.region import FloatArray
+from holdfast.certify.exact.special import FloatArray, normal_quantile
 from holdfast.certify.grouped import Units
 
 MOST_UNITS = 200_000
@@ -167,7 +166,7 @@ def unit_power(population: Population, units: int, margin: float, level: float, 
 
 def formula_units(population: Population, margin: float, level: float, power: float) -> int:
     """Where the search starts: the normal formula with the cost of betting, and the least that no loss at all needs."""
-    needed = (1.1 * ndtri(1.0 - level) + ndtri(power)) ** 2 * population.variance
+    needed = (1.1 * normal_quantile(1.0 - level) + normal_quantile(power)) ** 2 * population.variance
     distance = (margin + population.difference) * population.weight
     return max(zero_flip_images(max(margin, 0.0), level), math.ceil(needed / distance**2), 2)
 

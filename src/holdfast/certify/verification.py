@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.certify.certificate import (
+    CLAIM,
     NEW_PREDICTIONS,
     OLD_PREDICTIONS,
     certified_files,
@@ -21,13 +22,13 @@ from holdfast.certify.certificate import (
     compare_again,
     read_certificate,
 )
-from holdfast.certify.charged import CLAIM
-from holdfast.certify.claim_file import ClaimFile, read_claim_file, read_examples
-from holdfast.certify.ledger import Ledger, default_ledger
-from holdfast.certify.sealed import entries_until
+from holdfast.certify.ledger import Ledger, default_ledger, entries_until
 from holdfast.certify.signing import check_signature, signature_path
 from holdfast.chained import ChainedLog, Head
 from holdfast.errors import FaultError, UserError
+
+if TYPE_CHECKING:
+    from holdfast.certify.claim_file import ClaimFile
 
 PREDICTIONS = ("predictions", OLD_PREDICTIONS, NEW_PREDICTIONS)
 
@@ -121,6 +122,8 @@ def _claim(certificate: Mapping[str, Any], files: Mapping[str, Path], at_hand: M
         return Check(what, False, "no claim file: nothing shows that margins came before predictions", needed=False)
     if CLAIM not in at_hand:
         return Check(what, False, "the claim file is not at hand")
+    from holdfast.certify.claim_file import read_claim_file, read_examples
+
     claim = read_claim_file(files[CLAIM])
     _check_settings(claim, certificate["settings"])
     table = next((at_hand[name] for name in PREDICTIONS if name in at_hand), None)

@@ -36,6 +36,7 @@ from holdfast.cli.options import (
     range_of,
     refuse_ignored,
 )
+from holdfast.cli.process import leave_out_pandas
 from holdfast.errors import Exit
 
 TABLES = (".csv", ".parquet")
@@ -166,6 +167,7 @@ def certify(
         )
     outputs = Outputs(summary, junit, sarif, out, key)
     outputs.check(of_run=run is not None)
+    leave_out_pandas()
     if run is not None:
         return _certify_run(run, margins_of(margin), confidence, ledger, outputs, as_json, verbose)
     default, single = margins_of(margin)

@@ -74,11 +74,13 @@ def data(
 
     The first thing to run on data of your own. Nothing is changed.
     """
+    from holdfast.cli.process import leave_out_pandas
     from holdfast.data.catalogue import build
     from holdfast.data.inspection import contact_sheet, copies, inspect_pictures, table_of
     from holdfast.data.sources import list_source
     from holdfast.data.sources.bdd100k import count_labels
 
+    leave_out_pandas()
     console = Console(highlight=False, soft_wrap=True)
     if source.endswith(".json"):
         _print_counts(console, {name: {"": n} for name, n in count_labels(Path(source), attribute).items()}, attribute)

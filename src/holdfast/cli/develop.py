@@ -78,6 +78,7 @@ def develop(
     with `--resume RUN` and ends with the same bits.
     """
     from holdfast.cli.forecasts import print_opening, print_refit
+    from holdfast.cli.process import keep_freed_memory, leave_out_pandas
     from holdfast.config import RoundConfig, parse, read_toml
     from holdfast.config.round import check_sections
     from holdfast.model.weights import check_model
@@ -103,6 +104,8 @@ def develop(
         root = round_file.parent
         values = _with_options(read_toml(round_file), form=form, device=device, shard=shard, steps=steps)
         check_model(check_sections(values, str(round_file)).model, root)  # before torch is imported
+        leave_out_pandas()
+        keep_freed_memory()
         stage("loading PyTorch")
         if form is not None:
             _check_form(values, root)
@@ -218,11 +221,14 @@ def tune(
     The model folder it leaves (`RUN/model`) is what `[model] start` of a round names.
     """
     from holdfast.artifacts import RunFolder
+    from holdfast.cli.process import keep_freed_memory, leave_out_pandas
     from holdfast.cli.tables import print_accuracy
     from holdfast.config import TuneConfig, parse, read_toml
     from holdfast.rounds.tune import tune as run
     from holdfast.runtime import speaks
 
+    leave_out_pandas()
+    keep_freed_memory()
     config = parse(TuneConfig, read_toml(tune_file), str(tune_file))
     if seed is not None:
         config = config.model_copy(update={"seed": seed})

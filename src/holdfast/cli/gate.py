@@ -103,7 +103,7 @@ def certify_files(
 
     ``source`` are the logs that the predictions were read from, as a certificate tells about them.
     """
-    from holdfast.certify.charged import CLAIM, certify_charged
+    from holdfast.certify.certificate import CLAIM
 
     if claim is not None:
         claimed = claim.options
@@ -113,6 +113,7 @@ def certify_files(
     if folder is None and budget is None:
         named = {**named, **({CLAIM: claim.path} if claim else {})}
         return _certify_freely(files, claimed, claim, outputs, named, source, more)
+    from holdfast.certify.charged import certify_charged
     from holdfast.certify.ledger import Ledger, default_ledger
 
     book = Ledger(default_ledger() if folder is None else folder)

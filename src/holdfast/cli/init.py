@@ -53,9 +53,11 @@ def init(
     from holdfast.artifacts import write_text
     from holdfast.certify.certificate import check_confidence, check_margin
     from holdfast.cli.forecasts import percent
+    from holdfast.cli.process import leave_out_pandas
     from holdfast.config import ModelConfig
     from holdfast.data.init_round import check_target, inspect, old_model, round_text, tune_text
 
+    leave_out_pandas()
     check_margin(margin, "")
     check_confidence(confidence)
     findings = inspect(source)

@@ -77,7 +77,9 @@ def plan(
         refuse_ignored("ROUND.toml", {**given, "target": target}, "leave one of them out: the round's file says it")
         from holdfast.certify.round_plan import plan_round
         from holdfast.cli.forecasts import print_forecast
+        from holdfast.cli.process import leave_out_pandas
 
+        leave_out_pandas()
         forecast = plan_round(
             round_file,
             margin=default,

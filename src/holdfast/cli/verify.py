@@ -102,12 +102,15 @@ def verify(
         refuse_ignored("a project", {"ledger": ledger, "signers": signers}, "a project has its own ledger")
         return verify_project(certificate, as_json)
     from holdfast.certify.verification import examine
-    from holdfast.cli.verdicts import print_json
+    from holdfast.cli.process import leave_out_pandas
 
+    leave_out_pandas()
     path = certificate / "certificate.json" if certificate.is_dir() else certificate
     check_decided(certificate)
     found = examine(path, ledgers=[] if ledger is None else [ledger], signers=signers)
     if as_json:
+        from holdfast.cli.verdicts import print_json
+
         print_json(found.to_json())
         return int(Exit.DONE if found.holds else Exit.UNDECIDED)
     verdict = found.certificate["report"]["verdict"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import reprlib
 import tomllib
@@ -43,9 +44,30 @@ FilePath = Annotated[Path, Strict(False)]
 class Config(BaseModel):
     """Frozen, strict base of every section: a number is no string and no bool, and it is finite."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def meaning(cls, key: str) -> str:
+        """What the docstring under a setting says.
+
+        Read when it is asked for: pydantic's own ``use_attribute_docstrings`` parses the source of every section at
+        import, a tenth of a second of each start of the command line.
+        """
+        import ast
+        import inspect
+        import textwrap
+
+        for owner in cls.__mro__:
+            if key not in inspect.get_annotations(owner):
+                continue
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+            statements = typing.cast(ast.ClassDef, body).body
+            for statement, after in itertools.pairwise(statements):
+                target = statement.target if isinstance(statement, ast.AnnAssign) else None
+                if isinstance(target, ast.Name) and target.id == key and isinstance(after, ast.Expr):
+                    return inspect.cleandoc(str(typing.cast(ast.Constant, after.value).value))
+            return ""
+        return ""
 
     @classmethod
     def section_of(cls, key: str, value: Any, root: Path) -> type[Config] | None:
@@ -185,4 +207,4 @@ _NO_FIELD = FieldInfo(annotation=None)
 def _describe(section: type[Config] | None, location: list[str]) -> str:
     if section is None or location[-1] not in section.model_fields:
         return "add it"
-    return f"add it: {section.model_fields[location[-1]].description or 'it has no default'}"
+    return f"add it: {section.meaning(location[-1]) or 'it has no default'}"

@@ -184,7 +184,7 @@ class Catalogue:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in order of appearance."""
-        return tuple(name for name in self.table["class"].unique().to_pylist() if name is not None)
+        return tuple(name for name in dict.fromkeys(self.column("class")) if name is not None)
 
 
 def join(catalogues: Sequence[Catalogue]) -> Catalogue:

@@ -14,14 +14,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.data.images import MAX_BYTES, BadImage, UnsafeName, read_picture
 from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 # Columns of a table that describe a picture, by the names people give them.
 CAPTIONS = ("caption", "captions", "text", "title", "TEXT", "sentence")
@@ -126,6 +128,8 @@ class RowGroups:
 
     def _table(self, number: int) -> _Table:
         if number not in self._tables:
+            import pyarrow.parquet as pq
+
             path = self._files[number]
             try:
                 file = pq.ParquetFile(path, memory_map=True)

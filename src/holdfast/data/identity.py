@@ -81,12 +81,16 @@ class PictureCache:
             self._database = None
 
 
-def default_cache() -> Path:
-    """In $HOLDFAST_CACHE, or in ``holdfast`` in the user's cache folder; another decoder has another file."""
+def cache_folder() -> Path:
+    """$HOLDFAST_CACHE, or ``holdfast`` in the user's cache folder."""
     chosen = os.environ.get("HOLDFAST_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(chosen) if chosen else Path(base) / "holdfast"
-    return folder / f"pictures-{_decoder()}.sqlite3"
+    return Path(chosen) if chosen else Path(base) / "holdfast"
+
+
+def default_cache() -> Path:
+    """In the cache folder; another decoder has another file."""
+    return cache_folder() / f"pictures-{_decoder()}.sqlite3"
 
 
 def _decoder() -> str:

@@ -14,6 +14,7 @@ import warnings
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,7 @@ MAX_PIXELS = 64_000_000
 MAX_BYTES = 256 << 20
 
 # Formats are named, because some of Pillow's other readers start external programs.
-Image.init()
-FORMATS = tuple(
-    name
-    for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
-    if name in Image.OPEN  # a build of Pillow may lack some
-)
+_READ = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
@@ -67,6 +63,16 @@ class UnsafeName(BadImage):
     """A name within a source that points outside it."""
 
     kind = "unsafe name"
+
+
+@cache
+def formats() -> tuple[str, ...]:
+    """The formats that are read; a build of Pillow may lack some.
+
+    Pillow imports all its readers for that: not before a picture is opened.
+    """
+    Image.init()
+    return tuple(name for name in _READ if name in Image.OPEN)
 
 
 def read_picture(path: Path) -> bytes:
@@ -103,7 +109,7 @@ def open_image(content: bytes) -> Image.Image:
     if not content:
         raise BadImage("the file is empty")
     try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=formats())
     except Image.DecompressionBombError as error:
         raise BadImage(f"more than {MAX_PIXELS:,} pixels: refused as an image bomb") from error
     except _BROKEN as error:

@@ -71,15 +71,14 @@ class MemoryPixels:
     def _decode(self, rows: np.ndarray) -> None:
         if self._done[rows].all():
             return
-        import torch
-
         with self._lock:
+            store = self._store.numpy()  # a copy of a picture by torch wakes all its threads, and takes a millisecond
             missing = [int(row) for row in np.unique(rows) if not self._done[row]]
             for row, view in zip(missing, in_order(self._view, missing, self._workers), strict=True):
                 if isinstance(view, str):
                     self._bad[row] = view
                 else:
-                    self._store[row] = torch.from_numpy(view)
+                    store[row] = view
                 self._done[row] = True
 
     def _view(self, row: int) -> np.ndarray | str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from torch import Tensor
 from holdfast.artifacts import PREDICTIONS
 from holdfast.data.round import LabelledSet
 from holdfast.errors import TrainingError, UserError
-from holdfast.model.classifier import Classifier, similarity
+from holdfast.model.classifier import Classifier
+from holdfast.model.feature_store import encode_set
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime
 
@@ -60,9 +60,12 @@ def predict(
         )
     device = torch.device(device) if device is not None else torch.device("cpu")
     with torch.no_grad():
-        # The texts are the same for every batch.
-        logits = partial(model.logits, class_matrix=model.class_matrix()) if isinstance(model, Classifier) else model
-        scored = _score(lambda images: (logits(images),), examples, preprocess, batch_size, device, dtype)
+        like = torch.empty(0, device=device, dtype=dtype)
+        if isinstance(model, Classifier):
+            scored = _scored_features(model, [model.class_matrix()], examples, batch_size, like, preprocess)
+        else:
+            batches = preprocess.batches(examples, like, batch=batch_size)
+            scored = _score(((here, (model(images),)) for here, images in batches), examples, 1)
     return _table(scored[0], examples, classes)
 
 
@@ -71,13 +74,9 @@ def predict_each(
 ) -> list[pa.Table]:
     """:func:`predict` of models that share the image tower and differ in the class matrix: one pass of the tower."""
 
-    def logits(images: Tensor) -> list[Tensor]:
-        features = model.image_features(images)
-        return [similarity(features, matrix) / model.class_temperature for matrix in matrices]
-
-    dtype = model.towers.projection.dtype
+    like = torch.empty(0, device=device, dtype=model.towers.projection.dtype)
     with torch.no_grad():
-        scored = _score(logits, examples, model.preprocess, batch_size, device, dtype, len(matrices))
+        scored = _scored_features(model, matrices, examples, batch_size, like)
     return [_table(item, examples, model.classes) for item in scored]
 
 
@@ -113,21 +112,29 @@ class _Scores:
         self.losses[here] = -log_probabilities.gather(1, right).squeeze(1).numpy()
 
 
-def _score(
-    logits: Callable[[Tensor], Sequence[Tensor]],
+def _scored_features(
+    model: Classifier,
+    matrices: Sequence[Tensor],
     examples: LabelledSet,
-    preprocess: Preprocess,
     batch_size: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    models: int = 1,
+    like: Tensor,
+    preprocess: Preprocess | None = None,
 ) -> list[_Scores]:
-    """What each of the models that ``logits`` asks says of the examples."""
-    count = len(examples)
-    scored = [_Scores.empty(count) for _ in range(models)]
-    like = torch.empty(0, device=device, dtype=dtype)
-    for here, images in preprocess.batches(examples, like, batch=batch_size):
-        for item, scores in zip(scored, logits(images), strict=True):
+    """What a model says with each of these class matrices: one pass of its image tower."""
+
+    def logits() -> Iterator[tuple[slice, Sequence[Tensor]]]:
+        for here, raw in encode_set(model.towers, examples, like, batch=batch_size, preprocess=preprocess):
+            features = model.finished(raw)
+            yield here, [model.logits_of(features, matrix) for matrix in matrices]
+
+    return _score(logits(), examples, len(matrices))
+
+
+def _score(batches: Iterable[tuple[slice, Sequence[Tensor]]], examples: LabelledSet, models: int) -> list[_Scores]:
+    """Scores of each model from batches of logits: where they belong, and one tensor a model."""
+    scored = [_Scores.empty(len(examples)) for _ in range(models)]
+    for here, logits in batches:
+        for item, scores in zip(scored, logits, strict=True):
             item.fill(here, scores, examples.labels[here])
     return scored
 

@@ -101,7 +101,7 @@ class OpenBlock(ResidualAttentionBlock):
     """A block that computes what it is asked to, inside its own call.
 
     The fast path reads a block's weights and does not use its forward pass. Called through the module all the same,
-    the hooks on it fire: sharded weights (:mod:`holdfast.train.parallel`) are gathered before and let go after.
+    the hooks on it fire: sharded weights (:mod:`holdfast.train.sharded`) are gathered before and let go after.
     """
 
     @override

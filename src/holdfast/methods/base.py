@@ -14,6 +14,7 @@ from holdfast.data.round import Batch, Kept, LabelledSet, RoundData, Texts
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.compute import on_side_stream
+from holdfast.model.feature_store import encode_set
 from holdfast.objective.estimators import commit_all
 from holdfast.runtime import sum_over_ranks, sums_by, world_size
 
@@ -220,6 +221,6 @@ LOSSES = {"cross_entropy": cross_entropy, "soft_error": soft_error}
 def clean_logits(model: Classifier, examples: LabelledSet, batch: int = 256) -> Tensor:
     """Logits of a model on the evaluation view of every example of a set: [n, K], on the model's device."""
     weight, matrix = model.towers.projection, model.class_matrix()
-    batches = model.preprocess.batches(examples, weight, batch=batch)
-    parts = [model.logits(pictures, matrix) for _, pictures in batches]
+    encoded = encode_set(model.towers, examples, weight, batch=batch)
+    parts = [model.logits_of(model.finished(features), matrix) for _, features in encoded]
     return torch.cat(parts) if parts else matrix.new_zeros(0, len(model.classes))

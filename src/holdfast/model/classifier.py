@@ -98,7 +98,10 @@ class Classifier(nn.Module):
             if kept is not None:
                 return kept[0]
             images = images.pixels
-        features = self.towers.image_features(images)
+        return self.finished(self.towers.image_features(images))
+
+    def finished(self, features: Tensor) -> Tensor:
+        """E1 as it is compared, of what the tower says: L2-normalised, if towers say so, in full precision."""
         return unit(features) if self.towers.unit_features else full_precision(features)
 
     def image_features_together(self, *images: Images) -> tuple[Tensor, ...]:
@@ -189,9 +192,12 @@ class Classifier(nn.Module):
 
         ``class_matrix`` may be passed in where many batches share it.
         """
-        features = self.image_features(images)
         matrix = self.class_matrix() if class_matrix is None else class_matrix
-        return similarity(features, matrix) / self.class_temperature
+        return self.logits_of(self.image_features(images), matrix)
+
+    def logits_of(self, features: Tensor, class_matrix: Tensor) -> Tensor:
+        """The same of E1, [n, D] -> [n, K]."""
+        return similarity(features, class_matrix) / self.class_temperature
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits."""

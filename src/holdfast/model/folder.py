@@ -31,7 +31,6 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads
 from holdfast.model.openclip import build_towers, load_towers
-from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.model.sources import DESCRIPTION, not_a_model_folder
 from holdfast.model.towers import TwoTowers
 
@@ -177,6 +176,8 @@ def export_openclip(classifier: Classifier, folder: Path) -> None:
     - ``classifier.safetensors``: the folded matrix ``classifier`` [K, D], heads and prompts included;
     - ``holdfast.json``: classes, tau_0, preprocessing, and how to put them together.
     """
+    from holdfast.model.openclip_towers import OpenClipTowers
+
     towers = classifier.towers
     if not isinstance(towers, OpenClipTowers):
         raise UserError("only OpenCLIP towers can be exported as an OpenCLIP checkpoint", found=type(towers).__name__)

@@ -1,4 +1,8 @@
-"""Towers from their name or description: any architecture OpenCLIP knows, weights by tag or from a local file."""
+"""Towers from their name or description: any architecture OpenCLIP knows, weights by tag or from a local file.
+
+OpenCLIP itself (and with it torchvision, timm and transformers: twice as long to import as torch) is imported when one
+of its towers is built.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,9 @@ import zipfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import open_clip
 import torch
-from open_clip.factory import load_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -24,11 +26,13 @@ from holdfast.errors import HoldfastError, UserError, nearest
 from holdfast.model.conse import ConseTowers
 from holdfast.model.devsafety import has_heads
 from holdfast.model.image_towers import ImageTowers
-from holdfast.model.openclip_towers import OpenClipTowers, create_model
 from holdfast.model.parts import PartTowers
 from holdfast.model.sources import OPENCLIP_DESCRIPTION
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.model.transformers_towers import TransformersTowers
+
+if TYPE_CHECKING:
+    from holdfast.model.openclip_towers import OpenClipTowers
 
 # Small enough for two CPU cores, whole in every other respect: OpenCLIP's own classes and its full vocabulary. The
 # token table is nearly all of it, and what an optimizer step costs; hence the narrow text tower.
@@ -44,6 +48,8 @@ def architecture_config(architecture: str) -> dict[str, Any]:
     """OpenCLIP's configuration of an architecture, or ours."""
     if architecture in ARCHITECTURES:
         return copy.deepcopy(ARCHITECTURES[architecture])
+    import open_clip
+
     try:
         config = open_clip.get_model_config(architecture.replace("/", "-") if ":" not in architecture else architecture)
     except Exception as error:
@@ -65,6 +71,8 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
         return PartTowers.load(architecture, weights, seed=seed)
     if architecture == "conse" or architecture.startswith("conse-"):
         return ConseTowers.load(architecture, weights, seed=seed)
+    from holdfast.model.openclip_towers import OpenClipTowers, create_model
+
     config = architecture_config(architecture)
     preprocess: dict[str, Any] = {}
     path: Path | None = None
@@ -85,6 +93,8 @@ def load_towers(architecture: str, weights: str | Path | None = None, *, seed: i
 
 def towers_from_state(architecture: str, state: dict[str, Tensor], path: Path, *, quick_gelu: bool) -> OpenClipTowers:
     """Towers with weights under OpenCLIP's names; the activation belongs to the weights, whatever the name says."""
+    from holdfast.model.openclip_towers import OpenClipTowers, create_model
+
     config = architecture_config(architecture) | {"quick_gelu": quick_gelu}
     with torch.random.fork_rng(devices=[]), _quiet():
         model = create_model(config)
@@ -98,6 +108,8 @@ def towers_from_state(architecture: str, state: dict[str, Tensor], path: Path, *
 
 def load_folder(folder: Path) -> OpenClipTowers:
     """The towers of a folder as OpenCLIP writes it (``local-dir:FOLDER``): configuration, weights, no more."""
+    from holdfast.model.openclip_towers import OpenClipTowers, create_model
+
     record = read_json(folder / OPENCLIP_DESCRIPTION)
     if not isinstance(record, dict) or not isinstance(record.get("model_cfg"), dict):
         raise UserError(f"{folder / OPENCLIP_DESCRIPTION} describes no model", expected="a table model_cfg")
@@ -118,6 +130,8 @@ def load_folder(folder: Path) -> OpenClipTowers:
 
 def _name_of(config: dict[str, Any]) -> str:
     """The architecture with this configuration; one that nobody has named must have OpenCLIP's own tokenizer."""
+    import open_clip
+
     known = (name for name in open_clip.list_models() if open_clip.get_model_config(name) == config)
     name = next(known, None)
     text = config.get("text_cfg") or {}
@@ -142,6 +156,8 @@ def _quiet() -> Generator[None]:
 
 def _fetch(architecture: str, tag: str, config: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The file behind an OpenCLIP tag, and the preprocessing it was trained with."""
+    import open_clip
+
     name = architecture.replace("/", "-")
     found = cast("dict[str, Any] | None", open_clip.get_pretrained_cfg(name, tag))
     if not found:
@@ -164,6 +180,9 @@ def _fetch(architecture: str, tag: str, config: dict[str, Any]) -> tuple[Path, d
 
 
 def _load_file(model: Any, path: Path, architecture: str) -> None:
+    import open_clip
+    from open_clip.factory import load_state_dict
+
     unreadable = (SafetensorError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, OSError, UnicodeDecodeError)
     try:
         with _quiet():
@@ -219,6 +238,8 @@ def _line(error: Exception) -> str:
 
 
 def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
+    import open_clip
+
     size = model.visual.image_size
     height, width = size if isinstance(size, tuple | list) else (size, size)
     if height != width:
@@ -235,6 +256,8 @@ def _preprocess(model: Any, overrides: dict[str, Any]) -> Preprocess:
 
 
 def _build_openclip(spec: dict[str, Any], assets: dict[str, bytes]) -> TwoTowers:
+    from holdfast.model.openclip_towers import OpenClipTowers
+
     del assets
     context = spec["config"]["text_cfg"].get("context_length", 77)
     if not isinstance(spec["architecture"], str) or type(context) is not int or context < 1:

@@ -17,6 +17,7 @@ from holdfast.data.seen import UNKNOWN, Seen, refuse_seen
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
+from holdfast.model.feature_store import features_kept, user_store
 from holdfast.model.folder import images_seen, load_model, model_fingerprint, read_description
 from holdfast.model.importers import import_model
 from holdfast.model.openclip import load_towers
@@ -133,7 +134,7 @@ def make_prepared(
     method.to(device=runtime.device, dtype=dtype)
     if config.train.checkpoint_activations:
         new.towers.checkpoint_activations()
-    with compute_mode(config.train, runtime.device, compiled=False):
+    with compute_mode(config.train, runtime.device, compiled=False), features_kept(user_store()):
         method.prepare(old, assembled.data)
     method.to(device=runtime.device, dtype=dtype)
     parent = model_fingerprint(old)

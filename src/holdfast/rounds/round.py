@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict_each_on_ranks, predict_on_ranks
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
+from holdfast.model.feature_store import features_kept, user_store
 from holdfast.model.folder import is_model_folder, load_model, save_model
 from holdfast.rounds.decide import (
     FIRST,
@@ -107,6 +109,7 @@ class Round:
         self.folder = _folder(folder)
         self.resume = resume  # the command that goes on with it
         self.training = training_images(self.data) if training_figures else None
+        self._store = user_store()
         if not begun:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
             self._write_config()
         self._begin()
@@ -128,7 +131,8 @@ class Round:
         """Write down roles and fingerprints, and what the old model predicts on dev images."""
         self._write_state("training")
         stage("scoring the old model on dev images")
-        self.old_dev = self.predict_old(self.data.dev)
+        with self._keeping(still=True):
+            self.old_dev = self.predict_old(self.data.dev)
         self.old_training = None if self.training is None else self.predict_old(self.training)
         if self.runtime.is_main:
             roles = self.prepared.assembled.roles
@@ -178,7 +182,8 @@ class Round:
             config.evaluate.every,
             resume=self.resume,
         )
-        train(self.prepared.method, self.data, spec, self.runtime, self.folder, self.evaluate_checkpoint, progress)
+        with self._keeping():
+            train(self.prepared.method, self.data, spec, self.runtime, self.folder, self.evaluate_checkpoint, progress)
 
     def evaluate_checkpoint(self, done: int, method: Method) -> dict[str, Any]:
         """Per-task accuracy on dev and constraint images after step ``done``; the model becomes a checkpoint."""
@@ -189,7 +194,8 @@ class Round:
             return
         stage("refitting the target")
         metrics = MetricsFile(self.folder.metrics if self.runtime.is_main else None)
-        metrics.write({"step": 0, "evaluation": self._evaluate(0, self._refitted().at(0.0))})
+        with self._keeping(still=True):
+            metrics.write({"step": 0, "evaluation": self._evaluate(0, self._refitted().at(0.0))})
         metrics.close()
 
     def _evaluate(self, done: int, model: Classifier) -> dict[str, Any]:
@@ -280,9 +286,10 @@ class Round:
         if lam == 0 and self._at_zero is not None:
             return [replace(candidate, step=step) for candidate in self._at_zero]
         stage(f"scoring candidates at lambda {lam:g} on dev images")
-        shared = models.at(lam)
-        matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
-        tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
+        with self._keeping(still=lam == 0):
+            shared = models.at(lam)
+            matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
+            tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
         made: list[Candidate] = []
         for bias, table in zip(models.biases, tables, strict=True):
             candidate = Candidate(step, lam, self.compare(self.old_dev, table), bias)
@@ -445,6 +452,11 @@ class Round:
         return self.compare(old, new)
 
     # -- predictions ------------------------------------------------------------------------------------------------
+
+    def _keeping(self, *, still: bool = False) -> AbstractContextManager[None]:
+        """Features of image towers that do not move are kept between runs: the old one's, its refit's, frozen ones'."""
+        frozen = self.config.model.freeze in ("image", "towers")
+        return features_kept(self._store if still or frozen else None)
 
     def predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
         """Predictions of all examples; each rank makes its share."""

@@ -17,6 +17,7 @@ from holdfast.data.loader import ViewSettings
 from holdfast.data.round import Kept, KeptImages, KeptTexts, LabelledSet, PairSet, RoundData
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
+from holdfast.model.feature_store import encode_set
 from holdfast.model.towers import TwoTowers
 
 LIMIT = 4 * 2**30  # bytes; larger sets are encoded step by step
@@ -105,8 +106,7 @@ def _texts_of(model: Classifier, data: RoundData) -> KeptTexts:
 def _images(model: Classifier, examples: PairSet | LabelledSet) -> Tensor:
     """E1 of the evaluation views of a set: [n, D]."""
     weight = model.towers.projection
-    batches = model.preprocess.batches(examples, weight, batch=_BATCH)
-    parts = [model.image_features(pictures) for _, pictures in batches]
+    parts = [model.finished(features) for _, features in encode_set(model.towers, examples, weight, batch=_BATCH)]
     return torch.cat(parts) if parts else weight.new_zeros(0, model.towers.embed_dim)
 
 

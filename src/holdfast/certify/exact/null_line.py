@@ -22,9 +22,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
-from holdfast.certify.exact.region import LEFT_OUT, FloatArray, IntArray, Region
+from holdfast.certify.exact.region import LEFT_OUT, IntArray, Region
+from holdfast.certify.exact.special import FloatArray, normal_quantile, normal_tail
 
 CELL_DEVIATIONS = 4.0
 # Degrees of interpolation and the error that each has on a cell of four deviations, rounded up. The figures only choose
@@ -126,7 +126,7 @@ def at_most(region: Region, margin: float, level: float, observed: float) -> boo
     line = Line.cut(region.n, margin)
     # Windows that leave out more are narrower; close to the level the exact supremum decides.
     slack = max(1e-4 * level, ROUNDING)
-    excess = observed + float(ndtri(level))
+    excess = observed + normal_quantile(level)
     if excess < EXPECTED_FAILURE:
         some = line.edges[:: max(1, len(line.edges) // 8)]
         if float(_probability(region, line.rates(some), slack).max()) - ROUNDING > level:
@@ -136,7 +136,7 @@ def at_most(region: Region, margin: float, level: float, observed: float) -> boo
         open_cells = _unsettled_halves(region, line, open_cells, level, slack)
     if len(open_cells) == 0:
         return True
-    gap = level - float(ndtr(-observed))
+    gap = level - normal_tail(observed)
     for degree in (degree for degree, error in DEGREES if gap > 3.0 * error or degree == DEGREE):
         found = _Interpolated.on(region, line, open_cells, degree, slack)
         if found.attained() > level:
@@ -176,7 +176,8 @@ def _unsettled_halves(region: Region, line: Line, cells: IntArray, level: float,
         low, high, cells = np.append(low, middle), np.append(middle, high), np.append(cells, cells)
         still = _probability(region, line.corner_rates(low, high), slack) + slack > level
         low, high, cells = low[still], high[still], cells[still]
-    return np.unique(cells)
+    cells = np.sort(cells)  # np.unique imports numpy.ma
+    return cells[np.flatnonzero(np.diff(cells, prepend=-1))]
 
 
 @dataclass(frozen=True)

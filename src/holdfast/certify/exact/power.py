@@ -15,10 +15,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln, ndtri
 
 from holdfast.certify.exact.null_line import at_most
-from holdfast.certify.exact.region import SMALLEST, FloatArray, Region, statistics
+from holdfast.certify.exact.region import SMALLEST, Region, statistics
+from holdfast.certify.exact.special import FloatArray, log_factorials, normal_quantile
 
 # Probability of the outcomes that the enumeration leaves out; power comes out too small by that much at most.
 LEFT_OUT = 1e-9
@@ -75,7 +75,8 @@ class _Outcomes:
         kept = ((d + j) % 2 == 0) & (np.abs(j) <= d)
         b, c = (d[kept] + j[kept]) // 2, (d[kept] - j[kept]) // 2
         same = n - b - c
-        log_mass = gammaln(n + 1.0) - gammaln(b + 1.0) - gammaln(c + 1.0) - gammaln(same + 1.0)
+        logs = log_factorials(n)
+        log_mass = logs[n] - logs[b] - logs[c] - logs[same]
         log_mass += b * math.log(p01) + c * math.log(p10) + same * math.log(max(1.0 - flip, SMALLEST))
         t = statistics(b, c, n, margin)
         order = np.argsort(-t, kind="stable")
@@ -116,7 +117,7 @@ def formula_images(margin: float, truth: Truth, level: float, power: float) -> i
     q = (math.sqrt(max(linear * linear - 8.0 * constant, 0.0)) - linear) / 4.0
     null = max(2.0 * q - margin - margin * margin, margin * (1.0 - margin))
     alternative = max(d - delta * delta, 0.0)
-    spread = (-float(ndtri(level)) + 0.02) * math.sqrt(null) + float(ndtri(power)) * math.sqrt(alternative)
+    spread = (-normal_quantile(level) + 0.02) * math.sqrt(null) + normal_quantile(power) * math.sqrt(alternative)
     square = (margin + delta) ** 2
     n = spread * abs(spread) / square if square > 0.0 else math.inf
     if delta == 0.0:

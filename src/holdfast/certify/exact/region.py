@@ -20,11 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import betainc, gammaln
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from holdfast.certify.exact.special import FloatArray, IntArray, binomial_tail, log_factorials
 
 # Two outcomes whose T differ by less than this are ties, and both count: that can only raise a p-value.
 TIE = 1e-8
@@ -57,14 +54,12 @@ def statistic(gained: int, lost: int, n: int, margin: float) -> float:
     return float(statistics(np.array([gained]), np.array([lost]), n, margin)[0])
 
 
-@lru_cache(maxsize=64)
-def _log_factorials(n: int) -> FloatArray:
-    return gammaln(np.arange(n + 2, dtype=np.float64) + 1.0)
+_log_factorials = lru_cache(maxsize=64)(log_factorials)
 
 
 @lru_cache(maxsize=64)
 def _log_binomials(n: int) -> FloatArray:
-    logs = _log_factorials(n)[: n + 1]
+    logs = _log_factorials(n)
     return logs[n] - logs - logs[::-1]
 
 
@@ -146,8 +141,11 @@ class Region:
         log_up, log_down = np.log(up), np.log(p10 / flip)
         log_flip, log_same = np.log(flip), np.log(np.maximum(1.0 - flip, SMALLEST))
         start = self.first[low]
-        initial = betainc(np.maximum(start, 1.0), np.maximum(low - start + 1.0, SMALLEST), up)
-        initial = np.where(start <= 0, 1.0, np.where(start > low, 0.0, initial))
+        initial = np.where(start <= 0, 1.0, 0.0)
+        open_rows = np.flatnonzero((start > 0) & (start <= low))
+        if len(open_rows):
+            of = start[open_rows].astype(np.int64), low[open_rows], up[open_rows], (p10 / flip)[open_rows]
+            initial[open_rows] = binomial_tail(*of)
         steps = np.arange(width, dtype=np.float64)
         # log Bin(n, D)(d) = log C(n, d) + d (log D - log(1-D)) + n log(1-D), d = low + steps
         weight = _windows(_log_binomials(n), low, width)  # [rows, width]

@@ -1,0 +1,58 @@
+"""What a command may do to its own process, and a library never to its caller's."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Absent:
+    """A finder by which pandas is not installed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out here", name=name)
+        return None
+
+
+def leave_out_pandas() -> None:
+    """Have pyarrow find out now, and without pandas, whether there is a pandas.
+
+    Where it is installed, the first ``pa.array`` of a process imports it, which takes longer than most commands, to
+    know one of its series from a list. pyarrow asks once and remembers the answer; it asks again when somebody wants
+    pandas from it (``to_pandas``, ``Table.from_pandas``), so that nothing is lost. For the process of a command alone:
+    whoever uses holdfast as a library may hand pandas to pyarrow before and after.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    absent = _Absent()
+    sys.meta_path.insert(0, absent)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(absent)
+
+
+_TRIM, _MAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's mallopt
+
+
+def keep_freed_memory() -> None:
+    """Have freed tensors reused, not handed back to the system and asked for again.
+
+    By default glibc maps every block above some 32 MiB anew, and the system clears its pages again: on a CPU more than
+    half of the time of a forward pass over a batch of pictures. Where the C library knows no such setting nothing
+    happens.
+    """
+    try:
+        setting = ctypes.CDLL(None).mallopt
+        setting(_MAP, 1 << 30)  # the largest that it takes
+        setting(_TRIM, (1 << 31) - 1)
+    except (OSError, AttributeError, TypeError):
+        return

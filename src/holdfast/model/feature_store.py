@@ -1,0 +1,219 @@
+"""What an image tower says of sets of pictures, kept on disk between runs.
+
+A round on a CPU spends nearly all of its time in a tower that does not move: the old model over dev and training
+pictures, for the refit, and over everything where towers are frozen. The next run over the same pictures reads what
+this one computed. What is kept is a batch, known by everything that its features depend on: pixels, views, weights,
+precision and the arithmetic of the machine. A batch that is found is therefore the batch that would have been computed,
+bit for bit.
+
+It is a cache: whatever is wrong with it, features are computed again. ``HOLDFAST_FEATURES=off`` leaves it out, and a
+number is its limit in GiB; beyond it the batches that were used longest ago go. It lies in ``features`` of the cache
+folder, which may be deleted at any time. Sealed and test pictures never enter it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from holdfast.artifacts import canonical_json, is_temporary, read_regular, write_atomic
+from holdfast.data.identity import cache_folder
+from holdfast.data.round import LabelledSet, PairSet, View
+from holdfast.data.transforms import normalize_views
+from holdfast.errors import HoldfastError, UserError
+from holdfast.model.compute import active_mode
+from holdfast.model.towers import Preprocess, TwoTowers
+
+What = Literal["features", "hidden"]  # E1 before normalisation, or what the tower's last layer sees
+
+LIMIT = 4.0  # GiB, where the environment says nothing
+_FORMAT = 1
+_NAME = "batch"
+_DIGEST = hashlib.sha256().digest_size
+_LONGEST = 1 << 30  # bytes of a batch
+_LOOK_EVERY = 1 << 28  # bytes written between two looks at the size of the folder
+_ABANDONED = 3600.0  # seconds after which a file that somebody was writing is nobody's
+
+
+@dataclass
+class FeatureStore:
+    """Batches of features in a folder; several processes may use it at once."""
+
+    folder: Path
+    limit: int  # bytes
+    written: int = _LOOK_EVERY  # since the last look at the folder's size: the first batch looks
+
+    def get(self, key: str) -> Tensor | None:
+        """The batch with this key; None where it is not at hand, or not whole."""
+        path = self.folder / key
+        try:
+            content = read_regular(path, _LONGEST)
+            digest, tensors = content[:_DIGEST], content[_DIGEST:]
+            if hashlib.sha256(tensors).digest() != digest:
+                raise ValueError("not what was written")
+            found = load(tensors)[_NAME]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, SafetensorError):
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)  # used now: it goes last
+        return found
+
+    def put(self, key: str, batch: Tensor) -> None:
+        """Keep a batch; where that is not possible, nothing happens."""
+        tensors = save({_NAME: batch.detach().cpu().contiguous()})
+        content = hashlib.sha256(tensors).digest() + tensors
+        if len(content) > self.limit:
+            return
+        try:
+            write_atomic(self.folder / key, lambda temporary: _write(temporary, content))
+        except (HoldfastError, OSError):
+            return
+        self.written += len(content)
+        if self.written > min(_LOOK_EVERY, self.limit // 4):
+            self.written = 0
+            self.prune()
+
+    def prune(self) -> None:
+        """Remove what was used longest ago until three quarters of the limit are left, and what nobody writes on."""
+        entries: list[tuple[float, int, Path]] = []
+        with suppress(OSError):
+            for path in self.folder.iterdir():
+                with suppress(OSError):  # another process removes, too
+                    found = path.stat()
+                    entries.append((found.st_mtime, found.st_size, path))
+        newest = max((time for time, _, _ in entries), default=0.0)
+        left = [entry for entry in entries if not is_temporary(entry[2])]
+        gone = [path for time, _, path in entries if is_temporary(path) and time < newest - _ABANDONED]
+        total = sum(size for _, size, _ in left)
+        if total > self.limit:
+            for _, size, path in sorted(left):
+                if total <= self.limit * 3 // 4:
+                    break
+                gone.append(path)
+                total -= size
+        for path in gone:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def user_store() -> FeatureStore | None:
+    """The user's own store; None where the environment switches it off."""
+    given = os.environ.get("HOLDFAST_FEATURES", "").strip().lower()
+    if given in ("off", "0", "no", "false"):
+        return None
+    try:
+        limit = float(given) if given else LIMIT
+        if not 0.0 < limit < 1e9:
+            raise ValueError("no size")
+    except ValueError as error:
+        raise UserError(
+            f"HOLDFAST_FEATURES = {given[:40]!r} is no size", expected="off, or a number of GiB such as 4"
+        ) from error
+    return FeatureStore(cache_folder() / "features", int(limit * 2**30))
+
+
+_active: list[FeatureStore | None] = []
+
+
+@contextmanager
+def features_kept(store: FeatureStore | None) -> Generator[None]:
+    """Inside the block :func:`encode_set` keeps what it computes; None keeps nothing."""
+    _active.append(store)
+    try:
+        yield
+    finally:
+        _active.pop()
+
+
+@torch.no_grad()
+def encode_set(
+    towers: TwoTowers,
+    examples: LabelledSet | PairSet,
+    like: Tensor,
+    *,
+    what: What = "features",
+    positions: np.ndarray | None = None,
+    batch: int = 256,
+    view: View | None = None,
+    preprocess: Preprocess | None = None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """What the image tower says of a set, or of some of its positions, batch by batch, on the device of ``like``.
+
+    Whoever encodes a whole set and needs no gradient goes through this. Kept on a CPU alone: elsewhere features come
+    faster than their pixels can be hashed. ``preprocess`` is the towers' own where it is left out.
+    """
+    preprocess = preprocess or towers.preprocess
+    run = towers.image_features if what == "features" else towers.image_hidden
+    store = _active[-1] if _active and like.device.type == "cpu" else None
+    if store is None:
+        for here, pictures in preprocess.batches(examples, like, positions=positions, batch=batch, view=view):
+            yield here, run(pictures)
+        return
+    base = hashlib.sha256(canonical_json([_FORMAT, what, str(like.dtype), _arithmetic()]).encode())
+    _add_tower(base, towers, preprocess)
+    count = len(examples) if positions is None else len(positions)
+    for start in range(0, count, batch):
+        here = slice(start, start + batch)
+        pixels = examples.images(here if positions is None else positions[here])
+        through = None if view is None else view[here]
+        key = _key(base.copy(), pixels, through)
+        found = store.get(key)
+        if found is None:
+            found = run(normalize_views(pixels, preprocess.mean, preprocess.std, through, like.dtype))
+            store.put(key, found)
+        yield here, found
+
+
+class _Digest(Protocol):
+    """A hash that is being computed."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def _add_tower(digest: _Digest, towers: TwoTowers, preprocess: Preprocess) -> None:
+    """Architecture, preprocessing and weights of an image tower; buffers are statistics of its norms."""
+    digest.update(canonical_json([towers.spec(), preprocess.to_json()]).encode())
+    for tensor in (*towers.image_parameters(), *towers.buffers()):
+        digest.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(_bytes(tensor))
+
+
+def _key(digest: _Digest, pixels: Tensor, view: View | None) -> str:
+    digest.update(canonical_json(list(pixels.shape)).encode())
+    digest.update(_bytes(pixels))
+    if view is not None:
+        for part in (view.box, view.flip, *(() if view.angle is None else (view.angle,))):
+            digest.update(_bytes(part))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def _arithmetic() -> list[object]:
+    """What the bits of a product depend on beside its factors."""
+    precision = torch.get_float32_matmul_precision()
+    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
+    versions = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    return [*versions, precision, autocast, repr(active_mode()), torch.are_deterministic_algorithms_enabled()]
