@@ -15,7 +15,7 @@ MACHINE = "NVIDIA H200"
 
 @dataclass(frozen=True)
 class Measured:
-    """A step of the published form that was measured (`benchmarks/step.py`, results in benchmarks/results/step.json)."""
+    """A step of the published form as `benchmarks/step.py` measured it (benchmarks/results/step.json)."""
 
     architecture: str
     images: int  # pictures of a step: pairs, negatives and constraint images
