@@ -70,6 +70,14 @@ def test_a_registry_promotes_the_certified_model_alone(tmp_path: Path) -> None:
     assert re.fullmatch(r"forgetful: NFR \d\.\d+%, version 2, not promoted: verdict regressed", forgetful)
 
 
+@pytest.mark.slow
+def test_a_timm_classifier_goes_through_a_round_and_back(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    proven, read = run(tmp_path, str(EXAMPLES / "import_model.py"), str(tmp_path)).splitlines()
+    assert re.fullmatch(r"proven on the sealed images; eight: 0% -> \d\d% of the dev images", proven)
+    assert read == "timm reads it: 10 classes"
+
+
 def test_a_plan_of_images(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "plan_images.py"))
     needed = [int(found) for found in re.findall(r"(\d+) images a class where", out)]
