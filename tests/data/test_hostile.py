@@ -7,6 +7,7 @@ traceback.
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -220,6 +221,18 @@ def test_tables_that_are_no_text(tmp_path: Path, content: bytes, message: str, t
     with pytest.raises(UserError, match=message):
         read(tmp_path / "t.csv", "csv")
     tried("bad inputs")
+
+
+def test_a_field_is_too_long_though_another_library_allows_it(tmp_path: Path) -> None:
+    """The limit of the csv module is the whole process's."""
+    (tmp_path / "0.jpg").write_bytes(PICTURES[0])
+    (tmp_path / "t.csv").write_bytes(b"filepath,title\n0.jpg," + b"x" * 200_000 + b"\n")
+    before = csv.field_size_limit(10**9)
+    try:
+        with pytest.raises(UserError, match="field larger"):
+            read(tmp_path / "t.csv", "csv")
+    finally:
+        csv.field_size_limit(before)
 
 
 # Pictures

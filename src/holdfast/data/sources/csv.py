@@ -13,6 +13,7 @@ from holdfast.data.sources.files import expand, group_cell, pictures_in
 from holdfast.errors import UserError
 
 _MAX_LINE = 1 << 20  # characters of a line of a table
+_MAX_FIELD = 131_072  # what the csv module allows, unless some other library has raised its limit
 
 
 def list_csv(config: SourceConfig, path: Path) -> Listing:
@@ -66,6 +67,8 @@ def _table_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
                         f"{path} line {rows.line_num} has more fields than the header",
                         do='put a title that contains the separator in double quotes ("…")',
                     )
+                if max(len(value or "") for value in row.values()) > _MAX_FIELD:
+                    raise csv.Error(f"field larger than field limit ({_MAX_FIELD})")
                 yield rows.line_num, row
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text", found=str(error), do="save the table as UTF-8") from error
