@@ -61,7 +61,7 @@ PILOT_SEED = 1000
 LAMBDAS = (0.25, 0.5, 0.75, 1.0)
 KINDS = {"trained": (1.0,), "interpolated": LAMBDAS}
 FULL = {"target": 500, "protected": 100, "dev": 300, "sealed": 1000, "test": 1000, "steps": 100}
-SMOKE = {"target": 16, "protected": 4, "dev": 6, "sealed": 8, "test": 8, "steps": 2}
+SMOKE = {"target": 4, "protected": 1, "dev": 2, "sealed": 2, "test": 2, "steps": 1}
 Right = dict[str, list[bool]]  # by skill
 
 
@@ -109,9 +109,20 @@ def choose(candidates: Sequence[Any], sealed: int) -> tuple[Any, bool]:
     return (order[0], True) if order else (best_candidate(ranked, margins), False)
 
 
-def bits(right: Sequence[bool]) -> str:
-    """Right and wrong of items in their order."""
-    return "".join("1" if value else "0" for value in right)
+def packed(right: Sequence[bool]) -> str:
+    """Right and wrong of items in their order, as they stand in the results: how many, and a hexadecimal number."""
+    return f"{len(right)}:{int(''.join('1' if value else '0' for value in right), 2):x}"
+
+
+def bits(text: str) -> str:
+    """The same as a 1 or a 0 for each item."""
+    size, _, number = text.partition(":")
+    return format(int(number, 16), f"0{size}b")
+
+
+def unpacked(skills: Mapping[str, str]) -> dict[str, str]:
+    """Bits of every skill."""
+    return {name: bits(text) for name, text in skills.items()}
 
 
 def study(
@@ -159,12 +170,12 @@ def study(
             "lambda": chosen.lam,
             "chance": chosen.chance,
             "queried": queried,
-            "test": {name: bits(found.right) for name, found in outcomes(between, "test").items()},
+            "test": {name: packed(found.right) for name, found in outcomes(between, "test").items()},
         }
         if queried:
             sealed = {"old": outcomes(old, "sealed"), "new": outcomes(between, "sealed")}
             choices[kind]["sealed"] = {
-                side: {name: bits(found.right) for name, found in of.items()} for side, of in sealed.items()
+                side: {name: packed(found.right) for name, found in of.items()} for side, of in sealed.items()
             }
     return {
         "method": method,
@@ -181,7 +192,7 @@ def study(
             }
             for candidate in candidates
         ],
-        "old_test": {name: bits(found.right) for name, found in old_test.items()},
+        "old_test": {name: packed(found.right) for name, found in old_test.items()},
         "choices": choices,
     }
 
@@ -234,6 +245,9 @@ def run(arguments: argparse.Namespace) -> None:
             rest = (folder, sizes, arguments.device, threads)
             jobs = [pool.submit(study, *job, *rest, pilot=arguments.pilot) for job in wanted]
             for job in as_completed(jobs):
+                if job.exception() is not None:  # the others go on; run it again
+                    print(f"failed: {job.exception()}"[:300], flush=True)
+                    continue
                 result["studies"].append(job.result())
                 result["studies"].sort(key=lambda made: (list(METHODS).index(made["method"]), made["seed"]))
                 partial = arguments.out.with_suffix(".partial")
@@ -253,11 +267,12 @@ def run(arguments: argparse.Namespace) -> None:
 def certified(sealed: Mapping[str, Mapping[str, str]], margin: float) -> bool:
     """Whether the product certifies right and wrong on sealed items."""
     columns: dict[str, list[Any]] = {"example_id": [], "task": [], "old_correct": [], "new_correct": []}
-    for name, old in sealed["old"].items():
+    after = unpacked(sealed["new"])
+    for name, old in unpacked(sealed["old"]).items():
         columns["example_id"] += [f"{name} {number}" for number in range(len(old))]
         columns["task"] += [name] * len(old)
         columns["old_correct"] += [bit == "1" for bit in old]
-        columns["new_correct"] += [bit == "1" for bit in sealed["new"][name]]
+        columns["new_correct"] += [bit == "1" for bit in after[name]]
     return holdfast.certify(columns, target=TARGET, margin=margin, confidence=1 - LEVEL).certified
 
 
@@ -280,7 +295,9 @@ def negative_flips(old: Mapping[str, str], new: Mapping[str, str]) -> float:
 def row(studies: Sequence[Mapping[str, Any]], kind: str, margin: float) -> list[str]:
     """A method with one kind of candidates, over its seeds."""
     choices = [study["choices"][kind] for study in studies]
-    pairs = [(study["old_test"], choice["test"]) for study, choice in zip(studies, choices, strict=True)]
+    pairs = [
+        (unpacked(study["old_test"]), unpacked(choice["test"])) for study, choice in zip(studies, choices, strict=True)
+    ]
     worst = [min(change(old[name], new[name]) for name in PROTECTED) for old, new in pairs]
     kept = [sum(change(old[name], new[name]) >= -margin for name in PROTECTED) for old, new in pairs]
     passed = sum(choice["queried"] and certified(choice["sealed"], margin) for choice in choices)
@@ -333,7 +350,7 @@ def rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 def show(result: Mapping[str, Any], *, markdown: bool) -> None:
     """Print the table, and before it what the old model can do."""
-    old = [study["old_test"] for study in {study["seed"]: study for study in result["studies"]}.values()]
+    old = [unpacked(study["old_test"]) for study in {study["seed"]: study for study in result["studies"]}.values()]
     skills = {name: 100 * mean([known[name].count("1") / len(known[name]) for known in old]) for name in SKILLS}
     print("Old model, % right: " + ", ".join(f"{name} {value:.1f}" for name, value in skills.items()))
     print(f"Changes in points on test items, means over seeds; margin {100 * result['settings']['margin']:g} points\n")
@@ -359,7 +376,7 @@ def main() -> None:
     training.add_argument("--model", type=Path, help="a GGUF file or a transformers folder")
     training.add_argument("--out", type=Path, default=RESULTS)
     training.add_argument("--pilot", action="store_true", help="one seed more, no sealed and no test items")
-    training.add_argument("--smoke", action="store_true", help="two methods, one seed, two steps")
+    training.add_argument("--smoke", action="store_true", help="two methods, one seed, one step")
     table = commands.add_parser("table", help="print the table")
     table.add_argument("--results", type=Path, default=RESULTS)
     table.add_argument("--markdown", action="store_true")

@@ -4,8 +4,8 @@
     python benchmarks/rounds.py table                     # from results/rounds.json, with no run
 
 For each target, size and seed a folder is cut (SIZE images a class at most, one protected class with half of them, the
-rest kept aside), and the commands of the tutorial are run in it: ``init``, ``tune``, ``plan``, ``develop``. The images
-kept aside then say what the old and the new model are worth.
+rest kept aside), and the commands of the tutorial are run in it: ``init``, ``tune`` (not for a model that needs none),
+``plan``, ``develop``. The images kept aside then say what the old and the new model are worth.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def walked(walk: Walk, folder: Path) -> dict[str, Any]:
     line |= {"ended": f"develop {code}", "seconds": round(time.perf_counter() - began)}
     result = folder / "run" / "result.json"
     if result.exists():
-        line |= judged(json.loads(result.read_text()), walk.target, folder)
+        line |= judged(json.loads(result.read_text()), walk, folder)
     return line
 
 
-def judged(result: Mapping[str, Any], target: str, folder: Path) -> dict[str, Any]:
+def judged(result: Mapping[str, Any], walk: Walk, folder: Path) -> dict[str, Any]:
     """What was decided, and what the images kept aside say of it."""
     tested = (result["order"] or [None])[0]
     by_name = {item["name"]: item for item in result["candidates"]}
@@ -130,8 +130,9 @@ def judged(result: Mapping[str, Any], target: str, folder: Path) -> dict[str, An
     reported = result["certificate"] or {}
     rows = [*reported.get("tasks", ()), *([reported["target"]] if reported.get("target") else [])]
     line["sealed"] = [[row[key] for key in ("task", "n", "gained", "lost", "margin", "p_value")] for row in rows]
-    old = folder / "base" / "model"
-    if result["chosen"] and old.exists():
+    tuned = folder / "base" / "model"
+    old = tuned if tuned.exists() else walk.model
+    if result["chosen"]:
         before, after = (
             right(model, name, folder) for name, model in (("old", old), ("new", folder / "run" / "model"))
         )
@@ -140,7 +141,7 @@ def judged(result: Mapping[str, Any], target: str, folder: Path) -> dict[str, An
                         sum(new and not was for was, new in zip(before[name], after[name], strict=True)),
                         sum(was and not new for was, new in zip(before[name], after[name], strict=True))]
                  for name in before}  # fmt: skip
-        gain, margins = changes.pop(target), _margins(folder, changes)
+        gain, margins = changes.pop(walk.target), _margins(folder, changes)
         kept = all(change >= -margins[name] for name, change in changes.items())
         line |= {"gain": gain, "worst": min(changes.values()), "kept": kept, "flips": flips}
     return line
@@ -152,7 +153,7 @@ def _margins(folder: Path, classes: Mapping[str, float]) -> dict[str, float]:
     return {name: given[name] if isinstance(given, dict) else given for name in classes}
 
 
-def right(model: Path, name: str, folder: Path) -> dict[str, list[bool]]:
+def right(model: Path | str, name: str, folder: Path) -> dict[str, list[bool]]:
     """Class -> whether each picture kept aside is recognised."""
     import pyarrow.parquet as pq
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,7 @@ from holdfast.methods.registry import BUILT_IN, find
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+WEATHER = {0: "clear", 3: "rainy", 5: "snowy", 8: "foggy"}
 TUTORIAL = DOCS / "tutorial" / "first-round.md"
 # The pages that name former settings: what they are called now is their subject.
 OF_FORMER_NAMES = (DOCS / "reference" / "renamed.md",)
@@ -280,15 +282,14 @@ def test_quick_commands_of_the_pages_run(tmp_path: Path) -> None:
     assert sum(run_page(page, tmp_path, slow=False) for page in PAGES) >= 2
 
 
-def write_photos(folder: Path) -> None:
-    """Four digits under the names that the tutorial has for four kinds of weather."""
+def write_photos(folder: Path, names: Mapping[int, str] = WEATHER, most: int = 1000) -> None:
+    """Four digits under the names of other things, at most so many of each."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)
-    names = {0: "clear", 3: "rainy", 5: "snowy", 8: "foggy"}
     for number, (value, label) in enumerate(zip(values, labels, strict=True)):
-        if int(label) in names:
+        if int(label) in names and (labels[:number] == label).sum() < most:
             path = folder / names[int(label)] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             # As small as they are: enlarged, many digits would be near copies of each other, and refused.
@@ -297,9 +298,9 @@ def write_photos(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_tutorial_runs_from_beginning_to_end(tmp_path: Path) -> None:
-    write_photos(tmp_path / "photos")
-    assert run_page(TUTORIAL, tmp_path, slow=True) == 7
-    page = (tmp_path / "runs" / "foggy" / "report.html").read_text(encoding="utf-8")
+    write_photos(tmp_path / "photos", {0: "dog", 3: "guitar", 5: "house", 8: "giraffe"}, 40)
+    assert run_page(TUTORIAL, tmp_path, slow=True) == 8
+    page = (tmp_path / "runs" / "giraffe" / "report.html").read_text(encoding="utf-8")
     assert "data:image/" in page
     assert (tmp_path / "deploy" / "holdfast.json").exists()
 

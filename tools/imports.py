@@ -30,8 +30,8 @@ ROOMS = (
     "cli",
 )
 # May be left out of an installation: whoever uses it imports it inside a function and can do without.
-OPTIONAL = ("kernels",)
-MAY_USE = {"kernels": ("data", "model")}
+OPTIONAL = ("kernels", "integrations")
+MAY_USE = {"kernels": ("data", "model"), "integrations": ("data", "objective")}
 BELOW = (
     "_version",
     "errors",

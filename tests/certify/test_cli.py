@@ -97,7 +97,7 @@ def test_sequential(shell: Shell, tmp_path: Path) -> None:
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--sequential", "--json") == 0
     assert shell.json["tasks"][0]["passed_at"] < 900
     assert shell("certify", "--predictions", path, "--margin", "0.02", "--sequential") == 0
-    assert "however often and whenever one looks" in " ".join(shell.out.split())
+    assert "however often and whenever the verdict is read" in " ".join(shell.out.split())
     lost = write_csv(tmp_path / "l.csv", rows({"clear": (400, 0, 60), "snowy": (900, 4, 0)}))
     assert shell("certify", "--predictions", lost, "--margin", "0.02", "--sequential", "--json") == 3
 

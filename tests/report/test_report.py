@@ -15,10 +15,12 @@ import pytest
 from holdfast.artifacts import RunFolder, read_json, write_json
 from holdfast.certify.exact.score_test import lower_bounds
 from holdfast.errors import UserError
+from holdfast.evaluate.flips import overall
 from holdfast.report.content import read_run
 from holdfast.report.html.markup import change_mark, points, tag
 from holdfast.report.page import write_report
 from holdfast.report.sections.figures import confusion_counts
+from holdfast.report.sections.flips import run_flips
 from tests.compare.fabricated import comparison, finish, make_study
 from tests.report.fabricated import HOSTILE, made_up_run
 
@@ -252,3 +254,24 @@ def test_a_study_shows_its_tables_and_figures(tmp_path: Path) -> None:
     assert len(figures) == len(list((tmp_path / "figures").glob("*.png"))) > 2
     card = read_json(tmp_path / "out.json")
     assert card["results"][0]["retention_ratio"] == 0.5
+
+
+@pytest.mark.parametrize("sealed", ["open", "passed"])
+def test_flip_rates_are_those_of_dev_images_and_of_a_retired_set_alone(sealed: str, tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", sealed=sealed, drop=0.3)
+    content = read_run(run)
+    sets = run_flips(content)
+    assert list(sets) == (["dev"] if sealed == "open" else ["sealed", "dev"])
+    for role, tasks in sets.items():
+        new = content.dev_name if role == "dev" else "new"
+        tables = [pq.read_table(RunFolder(run).predictions(name, role)).to_pylist() for name in ("old", new)]
+        for name, rates in tasks.items():
+            pairs = [(a, b) for a, b in zip(*tables, strict=True) if a["label"] == name]
+            right = [(a["prediction"] == name, b["prediction"] == name) for a, b in pairs]
+            lost, gained = right.count((True, False)), right.count((False, True))
+            assert (rates.examples, rates.lost, rates.gained) == (len(pairs), lost, gained)
+            assert rates.old_correct == sum(before for before, _ in right)
+    _, page = page_of(run, tmp_path / "out.html")
+    rates = overall(sets["dev"].values())
+    assert f"on dev images NFR {rates.negative * 100:.2f} %" in page.text
+    assert ("on sealed images NFR" in page.text) == (sealed == "passed")

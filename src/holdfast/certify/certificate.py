@@ -16,6 +16,7 @@ from holdfast._version import __version__
 from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
 from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate
 from holdfast.certify.exact.score_test import LARGEST_LEVEL, SMALLEST_LEVEL, usable
+from holdfast.certify.flips import flip_report
 from holdfast.certify.report import report
 from holdfast.certify.scores import PLAIN, Layout
 from holdfast.certify.shape import check_certificate, check_lemma
@@ -25,7 +26,7 @@ from holdfast.errors import FaultError, UserError, nearest
 FORMAT = "holdfast-certificate/1"
 Report = dict[str, Any]
 # Parts of a report that certificates of earlier versions and of runs lack.
-ADDED_LATER = ("left_out", "input", "unit", "test")
+ADDED_LATER = ("left_out", "input", "unit", "test", "flips")
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ def full_report(paired: Paired, settings: Settings, result: Result, *, complexit
 
 
 def about_input(paired: Paired, settings: Settings) -> Report:
-    """What was left out of the claim, and what was noticed about the table."""
+    """Flip rates, what was left out of the claim, and what was noticed about the table."""
     return {
+        "flips": flip_report(paired, settings.groups),
         "left_out": left_out(paired, settings),
         "input": {**paired.inspection.as_json(), "distinct_rows": settings.distinct_rows},
     }

@@ -18,6 +18,7 @@ from holdfast.certify.certificate import (
     write_certificate,
 )
 from holdfast.certify.claims import PROMISE, UNIT_PROMISE
+from holdfast.certify.flips import flip_report
 from holdfast.certify.ledger import Ledger, Standing, default_ledger, entries_until
 from holdfast.certify.report import report
 from holdfast.certify.scores import PLAIN
@@ -124,10 +125,9 @@ def certify_candidates(
         reported["against_first"] = {"margins": further.settings(plan).margins}
     if not standing.retired:
         return SealedOutcome(chosen.passed, chosen.shipped, standing, reported, claim=plan)
-    full = report(
-        run_test(_paired(plan, old, made[str(shown)]), plan.settings),
-        confidence=plan.settings.confidence,
-    )
+    paired = _paired(plan, old, made[str(shown)])
+    full = report(run_test(paired, plan.settings), confidence=plan.settings.confidence)
+    full["flips"] = flip_report(paired, plan.settings.groups)
     bit = reported
     reported = {**full, "verdict": bit["verdict"], "sealed": {**bit["sealed"], "shown": shown}}
     if further is not None and first is not None:

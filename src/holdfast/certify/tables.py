@@ -106,6 +106,15 @@ class Paired:
         ends = np.cumsum(np.bincount(self.task.codes, minlength=len(self.task.names)))[:-1]
         return dict(zip(self.task.names, np.split(order, ends), strict=True))
 
+    def rows(self, task: str) -> IntArray:
+        """The rows of one task, in their order."""
+        return self._rows[task]
+
+    def rows_of_pool(self, name: str, members: Sequence[str]) -> IntArray:
+        """The rows of several tasks, each image once however many of the tasks it serves."""
+        rows = np.concatenate([self._rows[member] for member in members])
+        return rows if self.identity is None else self._one_row_an_image(rows, name)
+
     def changes(self, task: str) -> list[int]:
         """X_i in {-1, 0, 1} of one task, in the order of the rows."""
         rows = self._rows[task]
@@ -138,9 +147,7 @@ class Paired:
         The claim is then about the group: the change in accuracy over its images together, drawn as they were drawn
         here. An image that is right in one task of the group and wrong in another has no single outcome: refused.
         """
-        rows = np.concatenate([self._rows[member] for member in members])
-        if self.identity is not None:
-            rows = self._one_row_an_image(rows, name)
+        rows = self.rows_of_pool(name, members)
         if self.measured is not None:
             return self.measured.counts(name, rows, tuple(members))
         old, new = self.correct_old[rows], self.correct_new[rows]

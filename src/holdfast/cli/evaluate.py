@@ -62,6 +62,8 @@ def evaluate(
     from holdfast.model.weights import is_conse
     from holdfast.runtime import choose_device
 
+    if template.count("{}") != 1:
+        raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
     place = choose_device(device)
     folder = None if is_conse(str(model)) and not model.exists() else model_folder(model)
     classifier = _load(folder, str(model))
@@ -114,8 +116,6 @@ def _zero_shot(classifier: Classifier, data: str, template: str) -> Classifier:
     from holdfast.data.prompts import class_prompts
     from holdfast.data.sources import guess_source, list_source
 
-    if template.count("{}") != 1:
-        raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
     listing = list_source(guess_source(data), Path())
     classes = sorted({entry.label for entry in listing.entries if entry.label is not None})
     if len(classes) < 2:

@@ -15,8 +15,10 @@ def export(
     """Write a model for use without holdfast, in the format that it came from.
 
     - OpenCLIP: `open_clip_model.safetensors` and `open_clip_config.json` (`open_clip.create_model("local-dir:OUT")`).
-    - transformers CLIP or SigLIP: a folder that `from_pretrained` reads, tokenizer included.
+    - transformers CLIP or SigLIP: a folder that `from_pretrained` reads, tokenizer included; likewise for
+      sentence-transformers.
     - timm: a folder for `timm.create_model("local-dir:OUT", pretrained=True)`. torchvision: `model.pth`, a state dict.
+    - `conse` and `parts`: `image_tower.pt2`, a PyTorch program (`torch.export.load`).
 
     Two towers come with `classifier.safetensors`, the matrix [classes, D] that heads and prompts were folded into.
     `holdfast.json` holds classes, temperature, preprocessing and the lines of code that put them together.

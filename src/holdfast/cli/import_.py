@@ -16,7 +16,9 @@ def import_(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SOURCE", help="A transformers CLIP or SigLIP folder, a timm or OpenCLIP folder, or a checkpoint."
+            metavar="SOURCE",
+            help="A transformers or sentence-transformers CLIP or SigLIP folder, a timm or OpenCLIP folder, or a "
+            "checkpoint.",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to write; it must not exist yet.")],
@@ -28,7 +30,7 @@ def import_(
     ] = None,
     classes: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Class names, one a line; of a classifier, in the order of its outputs."),
+        typer.Option(metavar="FILE", help="Class names, one a line; of a classifier or of heads, in their order."),
     ] = None,
     template: Annotated[
         str, typer.Option(help="With --classes, for two towers: the sentence that describes a class.")
@@ -37,8 +39,9 @@ def import_(
     """Make a model folder of a model of another library, for `[model] start` of a round.
 
     Its outputs are compared with the source's own before anything is written. Two towers (CLIP, SigLIP) need no
-    classes: a round brings its own. A timm or torchvision classifier becomes a backbone and a linear head over its
-    classes. Nothing is fetched, and no code that comes with a model is run.
+    classes: a round brings its own. A checkpoint of the method's authors needs those of its task-dependent heads. A
+    timm or torchvision classifier becomes a backbone and a linear head over its classes. Nothing is fetched, and no
+    code that comes with a model is run.
     """
     from holdfast.model.folder import save_model
     from holdfast.model.importers import import_model

@@ -55,6 +55,9 @@ class Cell:
     dev_safety: Spread
     target_accuracy: Spread
     target_gain: Spread
+    negative_flip_rate: Spread  # over the examples of all tasks
+    positive_flip_rate: Spread
+    relative_negative_flip_rate: Spread | None  # None where a seed's is not defined
     base_accuracy: float
     setting: str
     missing: int
@@ -63,12 +66,17 @@ class Cell:
     def of(cls, choice: Choice, compared: list[Comparison]) -> Cell:
         """From the comparisons of the seeds."""
         targets = [item.tasks[item.target] for item in compared]
+        flips = [item.flips for item in compared]
+        relative = [rates.relative for rates in flips if rates.relative is not None]
         return cls(
             len(compared),
             retention_ratio([item.dev_safety for item in compared]),
             Spread.of(item.dev_safety for item in compared),
             Spread.of(target.new_accuracy for target in targets),
             Spread.of(item.target_gain for item in compared),
+            Spread.of(rates.negative for rates in flips),
+            Spread.of(rates.positive for rates in flips),
+            Spread.of(relative) if len(relative) == len(flips) else None,
             float(np.mean([target.old_accuracy for target in targets])),
             choice.setting_text,
             choice.missing,

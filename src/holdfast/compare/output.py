@@ -79,6 +79,11 @@ def _chosen_json(choice: Choice, cell: Cell | None) -> dict[str, object]:
             "target_accuracy": [cell.target_accuracy.mean, cell.target_accuracy.std],
             "target_gain": [cell.target_gain.mean, cell.target_gain.std],
             "base_accuracy": cell.base_accuracy,
+            "negative_flip_rate": [cell.negative_flip_rate.mean, cell.negative_flip_rate.std],
+            "positive_flip_rate": [cell.positive_flip_rate.mean, cell.positive_flip_rate.std],
+            "relative_negative_flip_rate": None
+            if cell.relative_negative_flip_rate is None
+            else [cell.relative_negative_flip_rate.mean, cell.relative_negative_flip_rate.std],
         },
     }
 

@@ -33,10 +33,11 @@ class ModelConfig(Config):
     """[model]: the old model, and what may be added to it."""
 
     start: FilePath | None = None
-    """A holdfast model folder (of `holdfast tune`, `holdfast import` or an earlier round), or a transformers CLIP or
-    SigLIP, timm or OpenCLIP folder as it is. Excludes architecture and weights."""
+    """A holdfast model folder (of `holdfast tune`, `holdfast import` or an earlier round), or a transformers or
+    sentence-transformers CLIP or SigLIP, timm or OpenCLIP folder as it is. Excludes architecture and weights."""
     architecture: str | None = None
-    """An OpenCLIP architecture such as ViT-B-16, or `tiny`, which is built offline."""
+    """An OpenCLIP architecture such as ViT-B-16; `conse`, a zero-shot model of holdfast[parts] that needs no weights;
+    or `tiny`, which is built offline. `conse-128` takes pictures of 128 pixels in place of 224."""
     weights: str | None = None
     """An OpenCLIP tag such as `openai`, or a file (safetensors, or a torch file that loads with weights_only)."""
     head_rank: NonNegative = 32

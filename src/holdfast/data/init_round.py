@@ -263,7 +263,7 @@ _TUNE_SIZES = {"tiny": _Sizes(400, 64, 8, 24, "1e-3", 200), "parts": _Sizes(20, 
 _ROUND_SIZES = {
     "tiny": _Sizes(120, 48, 6, 24, "3e-4", 40),
     "parts": _Sizes(30, 24, 3, 16, "1e-4", 10),
-    "conse": _Sizes(30, 24, 3, 16, "1e-4", 10),
+    "conse": _Sizes(10, 16, 2, 16, "1e-5", 5),
 }
 _ROUND_OF_A_MODEL = _Sizes(400, 128, 10, 64, "1e-5", 100, "a GPU; for two CPU cores take a tenth of steps and batch")
 _SPEED = 'speed = "plain"   # on a GPU compiling would take longer than these few steps\n'

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import UserError, nearest
+from holdfast.evaluate.flips import FlipRates, overall
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class TaskChange:
         """h_k = L_k(new) − L_k(old)."""
         return self.new_loss - self.old_loss
 
+    @property
+    def flips(self) -> FlipRates:
+        """Negative and positive flip rate."""
+        return FlipRates(self.examples, self.old_correct, self.gained, self.lost)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -99,6 +105,11 @@ class Comparison:
     def target_gain(self) -> float:
         """dAcc(target)."""
         return self.tasks[self.target].accuracy_change
+
+    @property
+    def flips(self) -> FlipRates:
+        """Flip rates over the examples of all tasks, the target's included."""
+        return overall(change.flips for change in self.tasks.values())
 
     @property
     def safe(self) -> bool:

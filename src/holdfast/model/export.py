@@ -42,19 +42,29 @@ def _export_transformers(classifier: Classifier, towers: TransformersTowers, fol
     """``from_pretrained(FOLDER)`` finds model, tokenizer and preprocessing; the folded classifier lies beside them."""
     with torch.no_grad():
         matrix = classifier.class_matrix().detach().cpu().contiguous()
+    layout = towers.layout
     with new_folder(folder) as temporary:
+        inside = temporary / Path(layout["path"]).name if layout else temporary
+        inside.mkdir(exist_ok=True)
         with quiet():
-            towers.source_model().save_pretrained(temporary)
+            towers.source_model().save_pretrained(inside)
         for name, content in towers.assets().items():
-            (temporary / name).write_bytes(content)
+            (inside / name).write_bytes(content)
+        for name, content in (layout["files"] if layout else {}).items():
+            write_json((inside if "/" in name else temporary) / Path(name).name, content)
         save_file({"classifier": matrix}, temporary / "classifier.safetensors")
-        how = [
-            "model = transformers.AutoModel.from_pretrained('FOLDER')",
-            "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']",
-            "features = torch.nn.functional.normalize(model.get_image_features(images).pooler_output, dim=-1)",
-            "logits = features @ matrix.T / class_temperature",
-        ]
-        write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), how))
+        write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), _how(towers)))
+
+
+def _how(towers: TransformersTowers) -> list[str]:
+    matrix = "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']"
+    if towers.layout is not None:
+        features = "features = model.encode(pictures, convert_to_tensor=True, normalize_embeddings=True)"
+        model = "model = sentence_transformers.SentenceTransformer('FOLDER')"
+    else:
+        features = "features = torch.nn.functional.normalize(model.get_image_features(images).pooler_output, dim=-1)"
+        model = "model = transformers.AutoModel.from_pretrained('FOLDER')"
+    return [model, matrix, features, "logits = features @ matrix.T / class_temperature"]
 
 
 class _ImageTower(nn.Module):

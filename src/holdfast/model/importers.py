@@ -26,15 +26,16 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.devsafety import has_heads, head_round, split_heads
 from holdfast.model.image_towers import LIBRARIES, ImageTowers, create_model, find_head, head_rows
 from holdfast.model.openclip import load_folder, load_towers, towers_from_state
-from holdfast.model.sources import CONFIG, ModelSource, SourceKind, identify
+from holdfast.model.sources import CONFIG, MODULES, ModelSource, SourceKind, identify, sentence_modules
 from holdfast.model.towers import Preprocess, TwoTowers
-from holdfast.model.transformers_towers import PREPROCESSOR, TOKENIZER_FILES, TransformersTowers, quiet
+from holdfast.model.transformers_towers import PREPROCESSOR, PROCESSOR, TOKENIZER_FILES, TransformersTowers, quiet
 
 CLASS_TEMPERATURE = 0.05  # tau_0 of two towers, as for OpenCLIP's; the head of an image classifier brings its own scale
 _TOLERANCE = 1e-5  # relative to the largest output, or absolute where that is below 1
 _MAX_FILE = 1 << 28
 _IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _PILLOW = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
+_SENTENCE_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys that training loops put the weights under
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, torch.compile, Lightning
 
@@ -64,9 +65,10 @@ def import_model(
     if source is None or not source.can_import:
         raise UserError(
             f"{path} is no model that can be imported",
-            expected="a transformers CLIP or SigLIP folder, a timm folder, an OpenCLIP folder, or a checkpoint file",
+            expected="a transformers or sentence-transformers folder of a CLIP or SigLIP model, a timm folder, an "
+            "OpenCLIP folder, or a checkpoint file",
             found="" if source is None else source.words,
-            do="" if path.exists() else "check the path",
+            do=("" if source is None else source.hint) if path.exists() else "check the path",
         )
     library, _, name = (architecture or "").partition(":")
     if source.kind == SourceKind.CHECKPOINT and not architecture:
@@ -84,6 +86,8 @@ def import_model(
         return ImportedModel(made, source, notes)
     if source.kind == SourceKind.TRANSFORMERS:
         towers, notes = _transformers_folder(path)
+    elif source.kind == SourceKind.SENTENCE_TRANSFORMERS:
+        towers, notes = _sentence_transformers_folder(path)
     elif source.kind == SourceKind.CHECKPOINT and has_heads(state := _read_state(path)):
         return _with_task_heads(source, str(architecture), state, classes or (), template)
     else:
@@ -116,7 +120,17 @@ def _with_prompts(towers: TwoTowers, classes: Sequence[str], template: str) -> C
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
-def _transformers_folder(folder: Path) -> tuple[TwoTowers, tuple[str, ...]]:
+def _sentence_transformers_folder(folder: Path) -> tuple[TransformersTowers, tuple[str, ...]]:
+    """The model of its first module; what says how the modules go together is kept for the way back."""
+    place = sentence_modules(folder)[0][1]
+    towers, notes = _transformers_folder(folder / place)
+    files = {MODULES, *_SENTENCE_FILES} | {f"{place}/{name}" for name in _SENTENCE_FILES if place}
+    kept = {name: read_json(folder / name) for name in sorted(files) if (folder / name).is_file()}
+    towers.layout = {"path": place, "files": kept}
+    return towers, notes
+
+
+def _transformers_folder(folder: Path) -> tuple[TransformersTowers, tuple[str, ...]]:
     import transformers
 
     config = _without_dtype(read_json(folder / CONFIG))
@@ -133,11 +147,11 @@ def _transformers_folder(folder: Path) -> tuple[TwoTowers, tuple[str, ...]]:
         raise UserError(f"{folder} does not hold all weights of its model", found=", ".join(missing[:5]))
     files = {
         name: read_regular(folder / name, _MAX_FILE)
-        for name in (*TOKENIZER_FILES, PREPROCESSOR)
+        for name in (*TOKENIZER_FILES, PREPROCESSOR, PROCESSOR)
         if (folder / name).is_file()
     }
     size = int(model.config.vision_config.image_size)
-    preprocess, notes = _transformers_view(read_json(folder / PREPROCESSOR) if PREPROCESSOR in files else {}, size)
+    preprocess, notes = _transformers_view(_image_processor(folder), size)
     model = model.eval()
     source = copy.deepcopy(model)
     towers = TransformersTowers(config, preprocess, files, model)
@@ -164,6 +178,15 @@ def _without_dtype(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(plain.get(part), dict):
             plain[part] = _without_dtype(plain[part])
     return plain
+
+
+def _image_processor(folder: Path) -> dict[str, Any]:
+    """How pictures are prepared: a file of its own, or a part of the processor's; empty where neither is there."""
+    if (folder / PREPROCESSOR).is_file():
+        return read_json(folder / PREPROCESSOR)
+    record: Any = read_json(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else {}
+    found: Any = record.get("image_processor") if isinstance(record, dict) else None  # pyright: ignore[reportUnknownMemberType]
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _transformers_view(record: dict[str, Any], size: int) -> tuple[Preprocess, tuple[str, ...]]:

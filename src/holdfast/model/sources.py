@@ -12,7 +12,10 @@ from holdfast.errors import UserError
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 DESCRIPTION, OPENCLIP_DESCRIPTION, CONFIG = "model.json", "open_clip_config.json", "config.json"
+MODULES = "modules.json"
 _FAMILIES = {"clip": "CLIP", "siglip": "SigLIP"}  # of transformers, that holdfast reads
+_ENCODERS = ("CLIPModel", "Transformer")  # modules of sentence-transformers that may hold both towers
+_WITHOUT_EFFECT = ("Normalize",)  # features are normalised anyway
 
 
 class SourceKind(StrEnum):
@@ -20,6 +23,7 @@ class SourceKind(StrEnum):
 
     HOLDFAST = "holdfast"
     TRANSFORMERS = "transformers"
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
     TIMM = "timm"
     OPENCLIP = "openclip"
     CHECKPOINT = "checkpoint"  # a file of weights, which does not name its architecture
@@ -33,6 +37,7 @@ class ModelSource:
     path: Path
     kind: SourceKind
     words: str  # "a transformers CLIP folder"
+    hint: str = ""  # what to do with one that is not supported
 
     @property
     def can_import(self) -> bool:
@@ -49,8 +54,8 @@ def identify(path: Path) -> ModelSource | None:
         return ModelSource(path, SourceKind.HOLDFAST, "a holdfast model folder")
     if (path / OPENCLIP_DESCRIPTION).is_file():
         return ModelSource(path, SourceKind.OPENCLIP, "an OpenCLIP folder")
-    if (path / "modules.json").is_file():
-        return ModelSource(path, SourceKind.OTHER, "a sentence-transformers folder")
+    if (path / MODULES).is_file():
+        return _of_modules(path)
     if (path / CONFIG).is_file():
         return _of_config(path)
     return None
@@ -77,8 +82,43 @@ def not_a_model_folder(path: Path, message: str, *, otherwise: UserError) -> Use
     if found is None or found.kind == SourceKind.HOLDFAST:
         return otherwise
     if not found.can_import:
-        return UserError(message, found=f"{found.words}, which holdfast does not read", do=otherwise.do)
+        return UserError(message, found=f"{found.words}, which holdfast does not read", do=found.hint or otherwise.do)
     return UserError(message, found=found.words, do=f"make one of it: {import_command(found)}")
+
+
+def sentence_modules(path: Path) -> list[tuple[str, str]]:
+    """Class name and folder (relative) of each module of a sentence-transformers model, in order."""
+    record: Any = read_json(path / MODULES)
+    entries = record if isinstance(record, list) else []  # pyright: ignore[reportUnknownVariableType]
+    modules: list[tuple[str, str]] = []
+    for entry in entries:  # pyright: ignore[reportUnknownVariableType]
+        kind, place = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        # An empty path is the folder itself; one that leads elsewhere is not followed.
+        if not isinstance(kind, str) or not isinstance(place, str) or place in (".", "..") or "/" in place:
+            raise UserError(f"{path / MODULES} describes no modules", expected="a list of tables with type and path")
+        modules.append((kind.rpartition(".")[2], place))
+    if not modules:
+        raise UserError(f"{path / MODULES} describes no modules", expected="a list of tables with type and path")
+    return modules
+
+
+def _of_modules(path: Path) -> ModelSource:
+    (first, place), *others = sentence_modules(path)
+    inside = _of_config(path / place) if first in _ENCODERS and (path / place / CONFIG).is_file() else None
+    if inside is None or inside.kind != SourceKind.TRANSFORMERS:
+        return ModelSource(
+            path,
+            SourceKind.OTHER,
+            "a sentence-transformers folder that encodes texts alone",
+            hint="a model that is to be improved needs an image encoder: import a sentence-transformers folder of a "
+            "CLIP model, such as clip-ViT-B-32",
+        )
+    further = [name for name, _ in others if name not in _WITHOUT_EFFECT]
+    if further:
+        words = f"a sentence-transformers folder of a CLIP model followed by {', '.join(further)}"
+        return ModelSource(path, SourceKind.OTHER, words)
+    family = inside.words.removeprefix("a transformers ").removesuffix(" folder")
+    return ModelSource(path, SourceKind.SENTENCE_TRANSFORMERS, f"a sentence-transformers folder of a {family} model")
 
 
 def _of_config(path: Path) -> ModelSource | None:

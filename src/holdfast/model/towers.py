@@ -1,7 +1,8 @@
 """The two-tower protocol: what holdfast asks of a model, and nothing more.
 
 OpenCLIP is one adapter (:mod:`holdfast.model.openclip_towers`), transformers' CLIP and SigLIP another
-(:mod:`holdfast.model.transformers_towers`), towers put together from other parts a third (:mod:`holdfast.model.parts`).
+(:mod:`holdfast.model.transformers_towers`), towers put together from other parts a third (:mod:`holdfast.model.parts`,
+:mod:`holdfast.model.conse`).
 An image classifier has no texts (:mod:`holdfast.model.image_towers`).
 """
 

@@ -33,6 +33,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # newer folders have the preprocessing in it
 _LENGTH_STEP = 8  # texts are cut to a multiple of this
 _UNUSED = ("logit_scale", "logit_bias")  # no feature depends on them
 
@@ -48,6 +49,8 @@ class TransformersTowers(TwoTowers):
         self.family = str(config["model_type"])
         self.preprocess = preprocess
         self._files = dict(files)
+        # Of a sentence-transformers folder: where in it this model lies, and its own JSON files by name.
+        self.layout: dict[str, Any] | None = None
         self.model = create_model(config) if model is None else model
         self._context = int(self.model.config.text_config.max_position_embeddings)
         self._take_projection()
@@ -60,7 +63,9 @@ class TransformersTowers(TwoTowers):
     def from_spec(cls, spec: dict[str, Any], assets: dict[str, bytes]) -> TransformersTowers:
         """Rebuild from :meth:`spec` and the tokenizer's files."""
         with torch.random.fork_rng(devices=[]), quiet():
-            return cls(spec["config"], Preprocess.from_json(spec["preprocess"]), assets)
+            towers = cls(spec["config"], Preprocess.from_json(spec["preprocess"]), assets)
+        towers.layout = copy.deepcopy(spec.get("layout"))
+        return towers
 
     def _take_projection(self) -> None:
         """Move W (and its bias) out of the model; what is left returns the backbone's features."""
@@ -138,11 +143,8 @@ class TransformersTowers(TwoTowers):
 
     @override
     def spec(self) -> dict[str, Any]:
-        return {
-            "kind": "transformers",
-            "config": copy.deepcopy(self.config),
-            "preprocess": self.preprocess.to_json(),
-        }
+        spec = {"kind": "transformers", "config": copy.deepcopy(self.config), "preprocess": self.preprocess.to_json()}
+        return spec if self.layout is None else {**spec, "layout": copy.deepcopy(self.layout)}
 
     @override
     def assets(self) -> dict[str, bytes]:

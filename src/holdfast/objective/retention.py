@@ -55,6 +55,10 @@ class RetentionPenalty(Deferred):
 
     ``commit``: ``"now"`` updates u in the forward pass, for loops of your own; ``"later"`` waits for
     :func:`holdfast.objective.estimators.commit_all`, once the step has proved finite.
+
+    Misuse is a ``ValueError``. Shapes, types and a missing gradient are always looked at. Values (task ids within 0 …
+    m-1; with ``commit="now"`` old losses that are finite) are looked at where they lie on the CPU: on a GPU that would
+    make the host wait in every step. There an id out of range ends in CUDA's own assertion; ids are never clamped.
     """
 
     steps: Tensor
@@ -106,6 +110,7 @@ class RetentionPenalty(Deferred):
 
     def forward(self, new_losses: Tensor, old_losses: Tensor, tasks: Tensor) -> Retention:
         """Penalty and report from per-example losses [n] and task ids [n] in 0 … m-1."""
+        self._check(new_losses, old_losses, tasks)
         difference = new_losses - old_losses.detach()
         zeros = difference.new_zeros(self.num_tasks)
         count = sum_over_ranks(zeros.index_add(0, tasks, torch.ones_like(difference)))
@@ -133,6 +138,32 @@ class RetentionPenalty(Deferred):
         if self.commit_when == "now" and self.training:
             commit_all(self, torch.isfinite(penalty.detach()))
         return Retention(penalty, torch.where(present, h, torch.nan), u, weight)
+
+    def _check(self, new: Tensor, old: Tensor, tasks: Tensor) -> None:
+        """Refuse what would be a wrong penalty without an error; no host synchronisation on a GPU."""
+        for name, losses in (("new", new), ("old", old)):
+            if losses.dim() != 1:
+                kind = "a scalar" if losses.dim() == 0 else f"a tensor of shape {list(losses.shape)}"
+                raise ValueError(f"{name}_losses must be per-example losses [n] (reduction='none'), got {kind}")
+            if not losses.is_floating_point():
+                raise ValueError(f"{name}_losses must be floating point, got {losses.dtype}")
+        if tasks.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"task ids must be integers (int64 or int32), got {tasks.dtype}")
+        if not new.shape == old.shape == tasks.shape:
+            lengths = f"{len(new)} new losses, {len(old)} old losses, task ids of shape {list(tasks.shape)}"
+            raise ValueError(f"new losses, old losses and task ids must be of the same examples, got {lengths}")
+        if self.training and torch.is_grad_enabled() and not new.requires_grad:
+            raise ValueError(
+                "new_losses carry no gradient: compute them from the model that is trained, with gradients"
+            )
+        if tasks.device.type == "cpu" and len(tasks):
+            low, high = (int(bound) for bound in torch.aminmax(tasks))
+            if low < 0 or high >= self.num_tasks:
+                wrong = low if low < 0 else high
+                raise ValueError(f"task ids must lie in 0 … {self.num_tasks - 1}, got {wrong}")
+        # With "later" the caller judges whether the step was finite.
+        if self.commit_when == "now" and old.device.type == "cpu" and not bool(torch.isfinite(old).all()):
+            raise ValueError("old_losses must be finite, got nan or inf: look at the old model and its examples")
 
     def commit(self, finite: Tensor) -> None:
         """Count the step and move the multipliers; the averages commit themselves."""

@@ -41,6 +41,8 @@ def _evidence(reported: Mapping[str, Any]) -> list[str]:
     head = ("task", "images", "positive flips", "negative flips", "change", "margin", *evidence)
     target = reported.get("target")
     rows = [*reported["tasks"], *([target] if target else [])]
+    flips = reported.get("flips")
+    head = (*head, "relative NFR") if flips else head
     lines = [
         f"**Claim**, at confidence {reported['confidence']:g}: {escaped(reported['claim_tested'])}",
         "",
@@ -51,11 +53,12 @@ def _evidence(reported: Mapping[str, Any]) -> list[str]:
         cells = (
             escaped(row["task"]) + (" (target)" if row is target else ""),
             f"{row['n']:,}",
-            str(row["gained"]),
+            f"{row['gained']} ({percent(row['gained'] / row['n'], 2)})",
             f"{row['lost']} ({percent(row['lost'] / row['n'], 2)})",
             points(row["difference"], 2) + (" ▼" if row["difference"] < 0 else ""),
             f"{row['margin'] * 100:g}",
             *(_passage(row) if sequential else _test(row)),
+            *((_relative(flips["tasks"][row["task"]]),) if flips else ()),
             f"{MARKS[row['verdict']]} {row['verdict']}",
         )
         lines.append("| " + " | ".join(cells) + " |")
@@ -64,11 +67,28 @@ def _evidence(reported: Mapping[str, Any]) -> list[str]:
         if sequential
         else " p: corrected as the verdicts are. “Change at least”: lower bounds that hold together (Bonferroni)."
     )
-    lines += ["", f"Changes and margins in points of accuracy.{bound}", ""]
+    lines += ["", f"Changes and margins in points of accuracy.{bound}", "", *_flips(flips)]
     open_tasks = [] if sequential else [row for row in rows if row["verdict"] == "undecided"]
     lines += [f"- {escaped(row['task'])}: {escaped(advice(row))}" for row in open_tasks]
     noticed = [f"- {escaped(line)}" for line in input_lines(reported)]
     return [*lines, *noticed, ""] if open_tasks or noticed else lines
+
+
+def _flips(flips: Mapping[str, Any] | None) -> list[str]:
+    """The flip rates of all rows together."""
+    if not flips:
+        return []
+    negative, positive = (percent(flips[f"{sign}_flip_rate"], 2) for sign in ("negative", "positive"))
+    line = (
+        f"All {flips['examples']:,} rows together: negative flip rate {negative}, positive flip rate {positive}, "
+        f"relative NFR {_relative(flips)} (1: as many as by chance, were errors independent)."
+    )
+    return [line, ""]
+
+
+def _relative(rates: Mapping[str, Any]) -> str:
+    value = rates["relative_negative_flip_rate"]
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _test(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -189,6 +189,7 @@ _SCORED: dict[str, Shape] = {
     "dev_safety": _mean_and_spread,
     "target_accuracy": Maybe(_mean_and_spread),
     "base_accuracy": Maybe(number),
+    **{f"{sign}_flip_rate": Maybe(_mean_and_spread) for sign in ("negative", "positive", "relative_negative")},
     "seeds": count,
 }
 _STUDY: dict[str, Shape] = {"title": Maybe(text), "round": {"task": {"target": text}}}

@@ -7,6 +7,7 @@ from holdfast.report.evidence import TaskRow
 from holdfast.report.html.markup import Markup, change_mark, p_text, percent, points, tag
 from holdfast.report.html.tables import data_table
 from holdfast.report.sections import figures
+from holdfast.report.sections.flips import flips_part
 
 
 def classes_section(content: RunContent) -> Markup:
@@ -53,7 +54,7 @@ def classes_section(content: RunContent) -> Markup:
     classes = ["target" if row.is_target else "beyond" if row.beyond else "" for row in evidence.rows]
     table = data_table("task-table", heads, kinds, rows, classes, search="Find a class")
     over = tag("figure", figures.overview(evidence), class_="wide") if len(evidence.rows) > figures.MATRIX else None
-    return tag("div", tag("p", note, class_="note"), over, table, _target_note(content))
+    return tag("div", tag("p", note, class_="note"), over, table, _target_note(content), flips_part(content))
 
 
 def _target_note(content: RunContent) -> Markup | None:
