@@ -8,7 +8,7 @@ bit for bit.
 
 It is a cache: whatever is wrong with it, features are computed again. ``HOLDFAST_FEATURES=off`` leaves it out, and a
 number is its limit in GiB; beyond it the batches that were used longest ago go. It lies in ``features`` of the cache
-folder, which may be deleted at any time. Sealed and test pictures never enter it.
+folder, which may be deleted at any time. Features of sealed and test pictures are never written.
 """
 
 from __future__ import annotations
@@ -115,6 +115,24 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+class MemoryStore:
+    """Batches of features for as long as somebody holds it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def get(self, key: str) -> Tensor | None:
+        """The batch with this key, if there is one."""
+        return self._kept.get(key)
+
+    def put(self, key: str, batch: Tensor) -> None:
+        """Keep a batch."""
+        self._kept[key] = batch
+
+
+Store = FeatureStore | MemoryStore
+
+
 def user_store() -> FeatureStore | None:
     """The user's own store; None where the environment switches it off."""
     given = os.environ.get("HOLDFAST_FEATURES", "").strip().lower()
@@ -131,11 +149,11 @@ def user_store() -> FeatureStore | None:
     return FeatureStore(cache_folder() / "features", int(limit * 2**30))
 
 
-_active: list[FeatureStore | None] = []
+_active: list[Store | None] = []
 
 
 @contextmanager
-def features_kept(store: FeatureStore | None) -> Generator[None]:
+def features_kept(store: Store | None) -> Generator[None]:
     """Inside the block :func:`encode_set` keeps what it computes; None keeps nothing."""
     _active.append(store)
     try:

@@ -56,7 +56,7 @@ from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict_each_on_ranks, predict_on_ranks
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
-from holdfast.model.feature_store import features_kept, user_store
+from holdfast.model.feature_store import MemoryStore, features_kept, user_store
 from holdfast.model.folder import is_model_folder, load_model, save_model
 from holdfast.rounds.decide import (
     FIRST,
@@ -286,6 +286,8 @@ class Round:
         if lam == 0 and self._at_zero is not None:
             return [replace(candidate, step=step) for candidate in self._at_zero]
         stage(f"scoring candidates at lambda {lam:g} on dev images")
+        if lam == 0:
+            models = self._refitted()  # the same models, and one refit for all who ask for them
         with self._keeping(still=lam == 0):
             shared = models.at(lam)
             matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
@@ -306,7 +308,8 @@ class Round:
         if is_model_folder(kept):  # what is tested is what is handed back, bit for bit
             return load_model(kept).to(self.runtime.device)
         models = self._candidate_models(candidate.step) if candidate.lam > 0 else self._refitted()
-        return models.model(candidate.lam, candidate.bias)
+        with self._keeping(still=candidate.lam == 0):
+            return models.model(candidate.lam, candidate.bias)
 
     def _candidate_models(self, step: str) -> CandidateModels:
         """Models between the old weights and a checkpoint; the refit of the old weights is shared by all."""
@@ -359,7 +362,8 @@ class Round:
 
         ledger = self._ledger()
         known = known_to(None if certify.first is None else self.root / certify.first)
-        return decide(certify, self.folder, tested, models, sealed_predictions, self.runtime, ledger, known)
+        with features_kept(MemoryStore()):  # for models that share their image tower; no sealed picture's are written
+            return decide(certify, self.folder, tested, models, sealed_predictions, self.runtime, ledger, known)
 
     def settled(self) -> list[Candidate]:
         """The candidates that the decision is made from, as they are on disk."""

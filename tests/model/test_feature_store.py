@@ -1,0 +1,237 @@
+"""Features kept on disk: the bits that would have been computed, or none at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.artifacts import read_predictions
+from holdfast.config import RoundConfig, parse
+from holdfast.data.round import LabelledSet
+from holdfast.data.transforms import random_views
+from holdfast.errors import UserError
+from holdfast.evaluate.predict import predict
+from holdfast.model.classifier import Classifier
+from holdfast.model.feature_store import FeatureStore, encode_set, features_kept, user_store
+from holdfast.model.folder import load_model, model_fingerprint
+from holdfast.model.openclip import load_towers
+from holdfast.model.openclip_towers import OpenClipTowers
+from holdfast.rounds.develop import develop
+from tests.helpers import made_up_round
+from tests.rounds.test_round import ROUND
+
+LIMIT = 1 << 30
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FeatureStore:
+    return FeatureStore(tmp_path / "features", LIMIT)
+
+
+@pytest.fixture
+def model() -> Classifier:
+    tasks = made_up_round().tasks
+    return Classifier(load_towers("tiny", None, seed=1), tasks.classes, tasks.prompts, 0.05).requires_grad_(False)
+
+
+def features(model: Classifier, examples: LabelledSet, store: FeatureStore | None, **options: Any) -> Tensor:
+    with features_kept(store):
+        return torch.cat(
+            [found for _, found in encode_set(model.towers, examples, model.towers.projection, batch=7, **options)]
+        )
+
+
+def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pictures each pass of the image tower sees, from now on."""
+    seen: list[int] = []
+    plain = OpenClipTowers.image_features
+
+    def counted(towers: OpenClipTowers, images: Tensor) -> Tensor:
+        seen.append(len(images))
+        return plain(towers, images)
+
+    monkeypatch.setattr(OpenClipTowers, "image_features", counted)
+    return seen
+
+
+def test_features_are_computed_once_and_are_the_same_bits(
+    model: Classifier, store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev = made_up_round().dev
+    seen = passes_of(monkeypatch)
+    plain = features(model, dev, None)
+    first = features(model, dev, store)
+    passes = len(seen)
+    again = features(model, dev, FeatureStore(store.folder, LIMIT))  # as another process would
+    assert len(seen) == passes
+    assert torch.equal(plain, first)
+    assert torch.equal(plain, again)
+
+
+def test_other_weights_views_pixels_and_types_are_other_features(
+    model: Classifier, store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev = made_up_round().dev
+    rows = np.arange(7)
+    features(model, dev, store, positions=rows)
+    seen = passes_of(monkeypatch)
+    view = random_views(7, 0, crop_scale=(0.5, 1.0), flip=True)
+    for options in ({"view": view}, {"positions": rows[::-1].copy()}, {"positions": rows[:6]}):
+        expected = features(model, dev, None, **{"positions": rows, **options})
+        before = len(seen)
+        assert torch.equal(features(model, dev, store, **{"positions": rows, **options}), expected)
+        assert len(seen) == before + 1
+    with torch.no_grad():
+        next(iter(model.towers.image_parameters())).flatten()[0] += 1e-3
+    before = len(seen)
+    features(model, dev, store, positions=rows)
+    assert len(seen) == before + 1
+    double = model.copy().double()
+    assert features(double, dev, store, positions=rows).dtype == torch.float64
+    assert len(seen) == before + 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "a folder", "no tensors", "another length"])
+def test_a_damaged_file_is_computed_again(
+    model: Classifier, store: FeatureStore, tried: Callable[..., None], damage: str
+) -> None:
+    tried("bad inputs")
+    dev = made_up_round().dev
+    plain = features(model, dev, store)
+    for path in list(store.folder.iterdir()):
+        content = path.read_bytes()
+        if damage == "a folder":
+            path.unlink()
+            path.mkdir()
+        elif damage == "flipped":
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        else:
+            sizes = {"truncated": len(content) // 2, "empty": 0, "no tensors": 40, "another length": len(content) - 4}
+            path.write_bytes(content[: sizes[damage]])
+    assert torch.equal(features(model, dev, store), plain)
+    assert torch.equal(features(model, dev, store), plain)
+
+
+def test_a_folder_that_cannot_be_written_is_no_fault(
+    model: Classifier, tmp_path: Path, tried: Callable[..., None]
+) -> None:
+    tried("faults")
+    (tmp_path / "file").write_text("no folder")
+    dev = made_up_round().dev
+    assert torch.equal(
+        features(model, dev, FeatureStore(tmp_path / "file" / "features", LIMIT)), features(model, dev, None)
+    )
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    batch = torch.zeros(1024)
+    store = FeatureStore(tmp_path / "features", 10 * 5000)
+    for number in range(9):
+        store.put(f"{number}", batch)
+        os.utime(store.folder / f"{number}", (number, number))
+    abandoned = store.folder / ".10.abcd.tmp"
+    abandoned.write_bytes(b"half of it")
+    os.utime(abandoned, (0, 0))
+    assert store.get("0") is not None  # used now
+    for number in range(10, 14):
+        store.put(f"{number}", batch)
+    store.prune()
+    left = {path.name for path in store.folder.iterdir()}
+    assert sum(path.stat().st_size for path in store.folder.iterdir()) <= store.limit
+    assert {"0", "13"} <= left
+    assert not {"1", "2", abandoned.name} & left
+
+
+def test_what_somebody_writes_now_stays(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path / "features", LIMIT)
+    store.put("a", torch.zeros(3))
+    writing = store.folder / ".b.abcd.tmp"
+    writing.write_bytes(b"half of it")
+    store.prune()
+    assert {path.name for path in store.folder.iterdir()} == {"a", writing.name}
+
+
+def test_two_processes_keep_the_same_batches(tmp_path: Path) -> None:
+    script = f"""
+import torch
+from pathlib import Path
+from holdfast.model.feature_store import FeatureStore
+store = FeatureStore(Path({str(tmp_path / "features")!r}), {LIMIT})
+for turn in range(50):
+    for key in "abc":
+        found = store.get(key)
+        assert found is None or torch.equal(found, torch.full((2000,), float(ord(key)))), key
+        store.put(key, torch.full((2000,), float(ord(key))))
+    if turn % 10 == 0:
+        store.prune()
+"""
+    running = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [(process.communicate()[1], process.returncode) for process in running]
+    assert [code for _, code in ended] == [0, 0], ended
+
+
+def test_the_switch_and_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tried: Callable[..., None]) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    found = user_store()
+    assert found is not None
+    assert found.folder == tmp_path / "features"
+    monkeypatch.setenv("HOLDFAST_FEATURES", "0.5")
+    assert user_store() == FeatureStore(tmp_path / "features", 1 << 29)
+    monkeypatch.setenv("HOLDFAST_FEATURES", "off")
+    assert user_store() is None
+    for wrong in ("lots", "-1", "nan", "inf"):
+        tried("bad inputs")
+        monkeypatch.setenv("HOLDFAST_FEATURES", wrong)
+        with pytest.raises(UserError, match="is no size"):
+            user_store()
+
+
+def test_predictions_outside_the_block_are_not_kept(model: Classifier, store: FeatureStore) -> None:
+    data = made_up_round()
+    with features_kept(store):
+        kept = predict(model, data.dev, model.classes)
+        with features_kept(None):
+            predict(model, data.constraint, model.classes)
+    count = len(list(store.folder.iterdir()))
+    assert predict(model, data.dev, model.classes) == kept
+    assert len(list(store.folder.iterdir())) == count
+
+
+def round_config(root: Path, name: str, freeze: str) -> RoundConfig:
+    values = {**ROUND, "method": {"name": name}, "model": {**ROUND["model"], "freeze": freeze}}
+    if freeze == "towers":
+        values["train"] = {**ROUND["train"], "augment": False}
+    values["certify"] = {**values["certify"], "ledger": str(root / "ledger")}
+    return parse(RoundConfig, values, "ROUND")
+
+
+@pytest.mark.parametrize(("method", "freeze"), [("refit", "nothing"), ("holdfast", "towers")])
+def test_a_round_ends_in_the_same_bits_with_and_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, freeze: str
+) -> None:
+    """Without the store, with an empty one, and from a full one, in which the second run computes next to nothing."""
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    seen = passes_of(monkeypatch)
+    results: list[Any] = []
+    passes: list[int] = []
+    for number, switch in enumerate(("off", "1", "1")):
+        monkeypatch.setenv("HOLDFAST_FEATURES", switch)
+        seen.clear()
+        root = tmp_path / str(number)  # each with a ledger of its own
+        ended = develop(round_config(root, method, freeze), root / "run", root, quiet=True)
+        passes.append(sum(seen))
+        tables = [read_predictions(path) for path in sorted((root / "run" / "predictions").glob("*-dev.parquet"))]
+        results.append((tables, model_fingerprint(load_model(ended.folder.model)), ended.chosen))
+        if number == 0:
+            assert not (tmp_path / "cache" / "features").exists()
+    assert results[0] == results[1] == results[2]
+    assert passes[2] < passes[1] <= passes[0]
