@@ -133,6 +133,7 @@ def test_a_zero_shot_model_learns_a_class(tmp_path: Path) -> None:
     assert all(old >= 50 for name, (old, _) in accuracy.items() if name != "giraffe")  # known without training
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_in_a_round(folder: Path) -> None:
     run(folder, "-m", "holdfast", "tune", "examples/base.toml", "--out", "runs/base", "-q")
     run(folder, "-m", "holdfast", "develop", "examples/my_method.toml", "-q", codes=(0, 4))

@@ -43,6 +43,7 @@ def test_two_ranks_with_half_the_weights_each_are_one_for_every_method(tmp_path:
     compare(tmp_path, [name], world=2, shard="full")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_takes_its_shard_with_it_and_one_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     together(tmp_path, ["holdfast"], folder=folder.root, check=False, die_after=11, shard="full")

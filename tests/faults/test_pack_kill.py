@@ -61,6 +61,7 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_write_costs_nothing(
     pictures: Path, whole: dict[str, bytes], tmp_path: Path, tried: Tried
 ) -> None:

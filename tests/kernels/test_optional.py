@@ -57,6 +57,7 @@ def developed(folder: Path, package: Path, name: str, *changes: str) -> subproce
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_round_without_the_kernels_ends_with_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "ROUND.toml").write_text(ROUND)
     whole, without = tmp_path / "whole", tmp_path / "without"

@@ -86,6 +86,7 @@ def test_judge_by_an_endpoint(source: Path, serve, killed, tmp_path: Path) -> No
     assert killed("judge", after("search", source, tmp_path / "base"), f"{serve(handle).url}/v1") > 15
 
 
+@pytest.mark.slow
 def test_fetch(source: Path, killed, tmp_path: Path) -> None:
     assert killed("fetch", after("judge", source, tmp_path / "base")) > 40
 
@@ -113,7 +114,8 @@ def _rows(out: Path) -> list[dict[str, str]]:
     return pq.read_table(out / "judge" / "judged.parquet").to_pylist()
 
 
-@pytest.mark.parametrize("done_before", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("done_before", [False, True])
 def test_clean(source: Path, killed, tmp_path: Path, done_before: bool) -> None:
     """Done before, the manifest must not go on claiming what a killed repetition has already taken away."""
     base = after("clean" if done_before else "fetch", source, tmp_path / "base")
