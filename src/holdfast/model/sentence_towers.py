@@ -181,4 +181,5 @@ def create_bert(config: dict[str, Any]) -> Any:
         from transformers import BertConfig, BertModel
     except ImportError as error:
         raise UserError("the sentence encoder needs transformers", do="pip install 'holdfast[parts]'") from error
-    return BertModel(BertConfig(**{**config, "attn_implementation": "sdpa"}), add_pooling_layer=False)
+    settings: dict[str, Any] = {**config, "attn_implementation": "sdpa"}
+    return BertModel(BertConfig(**settings), add_pooling_layer=False)
