@@ -53,6 +53,11 @@ def _normed(convolution: SameConv, norm: nn.BatchNorm2d, values: Tensor) -> Tens
     )
 
 
+def _relu6(values: Tensor) -> Tensor:
+    """In place where no gradient asks for what was there: a pass over memory less."""
+    return functional.relu6(values, inplace=not values.requires_grad)
+
+
 def _conv(inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1) -> SameConv:
     return SameConv(inside, outside, kernel, stride, groups=groups, bias=False)
 
@@ -78,8 +83,8 @@ class _Block(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         wide = values
         if self._expand_conv is not None and self._bn0 is not None:
-            wide = functional.relu6(_normed(self._expand_conv, self._bn0, wide))
-        wide = functional.relu6(_normed(self._depthwise_conv, self._bn1, wide))
+            wide = _relu6(_normed(self._expand_conv, self._bn0, wide))
+        wide = _relu6(_normed(self._depthwise_conv, self._bn1, wide))
         narrow = _normed(self._project_conv, self._bn2, wide)
         return narrow + values if self._skips else narrow
 
@@ -102,7 +107,7 @@ class EfficientNetLite0(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Mean over the last map, after ReLU6."""
         images = images.contiguous(memory_format=torch.channels_last)  # what convolutions are fastest in
-        values = functional.relu6(_normed(self._conv_stem, self._bn0, images))
+        values = _relu6(_normed(self._conv_stem, self._bn0, images))
         for block in cast("list[_Block]", list(self._blocks)):
             values = block(values)
-        return functional.relu6(_normed(self._conv_head, self._bn1, values)).mean(dim=(2, 3))
+        return _relu6(_normed(self._conv_head, self._bn1, values)).mean(dim=(2, 3))
