@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -98,6 +99,31 @@ def test_forty_racing_appends_are_all_there(tmp_path: Path) -> None:
         list(pool.map(add, range(40)))
     assert sorted(entry["number"] for entry in log.entries()) == list(range(40))
     assert log.broken() is None
+
+
+def test_the_lock_lasts_to_the_end_of_the_block_though_an_append_replaces_the_file(tmp_path: Path) -> None:
+    """Else a second process appends between the new log and its head, and finds a log that was "changed"."""
+    log = ChainedLog(tmp_path / "log.jsonl")
+
+    def free() -> bool:
+        with log.path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    with log.locked():
+        assert not free()
+        for number in range(3):
+            log.append({"number": number})
+            assert not free()
+    assert free()
+    with log.locked():
+        log.head_path.unlink()
+        with pytest.raises(UserError, match="is gone"):
+            log.append({"number": 3})
+    assert free()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """A log that only grows: each entry names the hash of the one before it, so that a change anywhere shows.
 
 An append writes the whole log anew beside the old one and moves it into place: a kill or a full disk at any moment
-leaves the log as it was, or with the whole entry. A lock keeps two processes from appending at once. The ledger of
-sealed sets and the lineage of a project are such logs; both are a few kilobytes.
+leaves the log as it was, or with the whole entry. A lock on the file keeps two processes from appending at once; as an
+append replaces the file, it locks the new one before that is seen. The ledger of sealed sets and the lineage of a
+project are such logs; both are a few kilobytes.
 
 The chain alone cannot show that its end was cut off, or that its last entry was written anew. So the log has an
 anchored head: ``LOG.head``, a line with the number of entries and the hash of the last one, written after each append.
@@ -20,7 +21,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from holdfast.artifacts import (
     canonical_json,
@@ -66,6 +67,7 @@ class ChainedLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head_path = path.with_name(f"{path.name}.head")
+        self._held: list[IO[bytes]] = []  # the file that is locked, and those that appends have put in its place
 
     def entries(self) -> list[dict[str, Any]]:
         """Entries in order; a line that a crash cut short is passed over."""
@@ -128,7 +130,7 @@ class ChainedLog:
         if content and not content.endswith(b"\n"):
             content += b"\n"  # what a crash cut short stays where it is, on a line of its own
         content += canonical_json(whole).encode() + b"\n"
-        write_atomic(self.path, lambda temporary: _write(temporary, content))
+        write_atomic(self.path, lambda temporary: self._write_locked(temporary, content))
         head = canonical_json({"entries": whole["place"], "fingerprint": whole["fingerprint"]}).encode() + b"\n"
         write_atomic(self.head_path, lambda temporary: _write(temporary, head))
         return whole
@@ -136,8 +138,26 @@ class ChainedLog:
     @contextmanager
     def locked(self) -> Generator[None]:
         """Nobody else appends inside the block. The system releases the lock of a process that dies."""
-        with _lock_file(self.path):
-            yield
+        with _lock_file(self.path) as file:
+            self._held = [file]
+            try:
+                yield
+            finally:
+                held, self._held = self._held, []
+                for newer in held[1:]:
+                    newer.close()
+
+    def _write_locked(self, temporary: Path, content: bytes) -> None:
+        """Write what will take the log's place; where the log is locked, the lock passes on to it before it is seen."""
+        file = temporary.open("wb")
+        if self._held:
+            fcntl.flock(file, fcntl.LOCK_EX)  # nobody else knows this file yet
+            self._held.append(file)
+            file.write(content)
+            file.flush()
+        else:
+            with file:
+                file.write(content)
 
     def _cut(self) -> Broken | None:
         """Whether the log reaches its head. Entries that say their place were written with one."""
@@ -188,7 +208,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _lock_file(path: Path) -> Generator[None]:
+def _lock_file(path: Path) -> Generator[IO[bytes]]:
     """A lock on the file itself. An append replaces it, so the file that was locked must still be the one there."""
     while True:
         try:
@@ -205,5 +225,5 @@ def _lock_file(path: Path) -> Generator[None]:
             mine = os.fstat(file.fileno())
             if (mine.st_dev, mine.st_ino) != (current.st_dev, current.st_ino):
                 continue
-            yield
+            yield file
             return
