@@ -14,11 +14,11 @@ from holdfast.candidates import crossfit
 from holdfast.candidates.crossfit import Folds, counted_images, cross_fit, make_folds, out_of_fold
 from holdfast.candidates.refit import Pictures, refit_from_features, target_direction
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
-from holdfast.data.seen import UNKNOWN, Seen, Use
+from holdfast.data.seen import Seen, Use
 from holdfast.model.classifier import Classifier
 from tests.model.conftest import CLASSES
 
-NOTHING = Seen.of([])  # a record that says: trained on no image
+NOTHING = frozenset[str]()  # the old model was trained on no image
 
 
 class NoPixels:
@@ -73,14 +73,14 @@ def test_only_images_that_the_old_model_has_not_seen_count() -> None:
     data, roles = round_of(NoPixels())
     trained = data.constraint.ids[0], data.constraint.ids[1]
     seen = Seen.of([(trained[0], "another name", Use.TRAINED), ("a copy", f"pixels of {trained[1]}", Use.FITTED)])
-    folds = make_folds(data, roles, seen, 5)
+    folds = make_folds(data, roles, seen.keys(Use.TRAINED, Use.FITTED), 5)
     assert folds is not None
     assert set(roles["example_id"].to_pylist()) - set(folds.of) == set(trained)
     counted = counted_images(data, folds)
     assert counted.ids[: len(data.dev)] == data.dev.ids
     assert len(set(counted.ids)) == len(counted.ids) == len(folds.of)
     assert [data.tasks.classes[k] for k in counted.labels] == [item.split("-")[1] for item in counted.ids]
-    unknown = make_folds(data, roles, UNKNOWN, 5)  # a model from elsewhere may have seen any of them
+    unknown = make_folds(data, roles, None, 5)  # a model from elsewhere may have seen any of them
     assert unknown is not None
     assert set(unknown.of) == set(data.dev.ids)
     assert counted_images(data, unknown).ids == data.dev.ids

@@ -5,7 +5,8 @@ images are dealt into folds, and for each fold the target's logit is fitted on a
 are counted as was then predicted by a fit that has not seen them, and the candidate itself is fitted on all of them.
 
 An image may count if the weights below the refit have not seen it either: a dev image always does, a training image
-where nothing was trained in this round (lambda 0) and the record of the old model says that it was not trained on it.
+where nothing was trained in this round (lambda 0) and the old model knows it no better than a dev image: by its record,
+or because its weights were published by others, who knew nothing of the round's roles.
 Images of one group (a video, a patient) lie in one fold.
 
 In rounds with many images neither is short, and a fit takes longer: there, dev images choose and teach nothing.
@@ -14,7 +15,7 @@ In rounds with many images neither is short, and a fit takes longer: there, dev 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,6 @@ from torch import Tensor
 from holdfast.artifacts import fingerprint_bytes, image_key
 from holdfast.candidates.refit import Pictures, TargetRefit, refit_from_features
 from holdfast.data.round import LabelledSet, Role, RoundData
-from holdfast.data.seen import Seen, Use
 from holdfast.model.classifier import Classifier
 
 MOST = 3000  # training and dev images of a round that is cross-fitted
@@ -60,8 +60,10 @@ class CrossFit:
         return CrossFit(self.whole.to(device), moved)
 
 
-def make_folds(data: RoundData, roles: pa.Table, seen: Seen, count: int) -> Folds | None:
+def make_folds(data: RoundData, roles: pa.Table, trained_on: Collection[str] | None, count: int) -> Folds | None:
     """Deal dev images, and training images that the old model has not seen, into folds; None where it is not worth it.
+
+    ``trained_on`` are keys of the images that it was trained on; None where that may be any of the training images.
 
     Each class is spread evenly, in the order of a hash of the examples' names, so that the same images always make the
     same folds.
@@ -69,7 +71,7 @@ def make_folds(data: RoundData, roles: pa.Table, seen: Seen, count: int) -> Fold
     if count < 2 or len(data.dev) + len(data.constraint) + len(data.target) > MOST:
         return None
     together = data.dev.pixels is data.constraint.pixels is data.target.pixels
-    may_count = {*data.dev.ids, *(_unseen(roles, seen) if together else ())}
+    may_count = {*data.dev.ids, *(_unseen(roles, trained_on) if together else ())}
     dealt: dict[str, list[str]] = defaultdict(list)
     groups: dict[str, str] = {}
     for identity, name, group in zip(
@@ -87,16 +89,15 @@ def make_folds(data: RoundData, roles: pa.Table, seen: Seen, count: int) -> Fold
     return Folds(count, folds)
 
 
-def _unseen(roles: pa.Table, seen: Seen) -> list[str]:
-    """Training images of the round's own source that the old model was not trained on, if that is on record."""
-    if not seen.complete:
+def _unseen(roles: pa.Table, trained_on: Collection[str] | None) -> list[str]:
+    """Training images of the round's own source that the old model was not trained on."""
+    if trained_on is None:
         return []
-    trained = seen.keys(Use.TRAINED, Use.FITTED)
     rows = zip(*(roles[key].to_pylist() for key in ("example_id", "picture", "role")), strict=True)
     return [
         identity
         for identity, picture, role in rows
-        if role == Role.TRAIN.value and image_key(identity) not in trained and image_key(picture) not in trained
+        if role == Role.TRAIN.value and image_key(identity) not in trained_on and image_key(picture) not in trained_on
     ]
 
 

@@ -191,8 +191,9 @@ class CandidatesConfig(Config):
     frozen."""
     folds: Annotated[int, Field(ge=0)] = 5
     """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
-    out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that the
-    record of that model says it has not seen. 0 fits on training images alone."""
+    out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
+    model has not seen, by its record or because its weights were published by others. 0 fits on training images
+    alone."""
     target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
     the target less often take fewer images away from protected classes."""

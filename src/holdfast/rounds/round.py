@@ -311,7 +311,7 @@ class Round:
         candidates = self.config.candidates
         if not candidates.refit_target:
             return None
-        return make_folds(self.data, self.prepared.assembled.roles, self.prepared.start_seen, candidates.folds)
+        return make_folds(self.data, self.prepared.assembled.roles, self.prepared.trained_on, candidates.folds)
 
     def _counted(self, lam: float) -> tuple[LabelledSet, pa.Table]:
         """The images that candidates of a lambda are counted on, dev images first, and the old model's predictions."""
