@@ -194,6 +194,10 @@ class CandidatesConfig(Config):
     """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
     they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
     frozen."""
+    folds: Annotated[int, Field(ge=0)] = 5
+    """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
+    out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that the
+    record of that model says it has not seen. 0 fits on training images alone."""
     target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
     the target less often take fewer images away from protected classes."""
@@ -215,6 +219,8 @@ class CandidatesConfig(Config):
             raise ValueError(f"interpolation {self.interpolation} must lie in [0, 1]")
         if not self.lambdas:
             raise ValueError(f"interpolation {self.interpolation} leaves no candidate but the old model")
+        if self.folds == 1:
+            raise ValueError("folds = 1 leaves nothing to fit on: at least 2, or 0 for none")
         if not self.target_bias or any(bias < 0 for bias in self.target_bias):
             raise ValueError(f"target_bias {self.target_bias} must hold at least one number, and none below 0")
         return self
