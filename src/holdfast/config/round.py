@@ -35,6 +35,9 @@ class ModelConfig(Config):
     start: FilePath | None = None
     """A holdfast model folder (of `holdfast tune`, `holdfast import` or an earlier round), or a transformers or
     sentence-transformers CLIP or SigLIP, timm or OpenCLIP folder as it is. Excludes architecture and weights."""
+    text: FilePath | None = None
+    """A sentence-transformers folder of a text tower (Transformer, Pooling, Dense) in place of the one that start has,
+    such as clip-ViT-B-32-multilingual-v1. Only where start is a transformers or sentence-transformers folder."""
     architecture: str | None = None
     """An OpenCLIP architecture such as ViT-B-16; `conse`, a zero-shot model of holdfast[parts] that needs no weights;
     or `tiny`, which is built offline. `conse-128` takes pictures of 128 pixels in place of 224."""
@@ -53,6 +56,8 @@ class ModelConfig(Config):
             raise ValueError("give either start (a model folder) or architecture and weights, not both")
         if self.start is None and not self.architecture:
             raise ValueError("give start (a model folder) or architecture (and weights)")
+        if self.text is not None and self.start is None:
+            raise ValueError("text is the text tower for the image tower in start: give start too")
         return self
 
 

@@ -60,8 +60,9 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     """The old model as the config names it."""
     if config.start is not None:
         path = root / config.start
-        direct = is_direct_source(path)
-        classifier = import_model(path).classifier if direct else load_model(path)
+        direct = is_direct_source(path) or config.text is not None
+        text = None if config.text is None else root / config.text
+        classifier = import_model(path, text=text).classifier if direct else load_model(path)
         seen = UNKNOWN if direct else images_seen(path)
         return Start(classifier.towers, classifier if classifier.classes else None, seen)
     weights = config.weights
