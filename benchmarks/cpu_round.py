@@ -25,6 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.first_answer import write_round
+from holdfast.cli.process import keep_freed_memory
 
 
 def main() -> None:
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--tune-steps", type=int, default=10)
     arguments = parser.parse_args()
+    keep_freed_memory()  # as the command does
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["HOLDFAST_CACHE"] = str(folder / "cache")
