@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from holdfast.data.round import LabelledSet
 from holdfast.data.transforms import random_views
 from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict
+from holdfast.model import feature_store
 from holdfast.model.classifier import Classifier
 from holdfast.model.feature_store import FeatureStore, encode_set, features_kept, user_store
 from holdfast.model.folder import load_model, model_fingerprint
@@ -44,21 +47,20 @@ def model() -> Classifier:
 
 def features(model: Classifier, examples: LabelledSet, store: FeatureStore | None, **options: Any) -> Tensor:
     with features_kept(store):
-        return torch.cat(
-            [found for _, found in encode_set(model.towers, examples, model.towers.projection, batch=7, **options)]
-        )
+        return torch.cat([found for _, found in encode_set(model.towers, examples, model.towers.projection, **options)])
 
 
 def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each pass of the image tower sees, from now on."""
     seen: list[int] = []
-    plain = OpenClipTowers.image_features
+    for name in ("image_features", "image_hidden"):
+        plain = getattr(OpenClipTowers, name)
 
-    def counted(towers: OpenClipTowers, images: Tensor) -> Tensor:
-        seen.append(len(images))
-        return plain(towers, images)
+        def counted(towers: OpenClipTowers, images: Tensor, plain: Any = plain) -> Tensor:
+            seen.append(len(images))
+            return plain(towers, images)
 
-    monkeypatch.setattr(OpenClipTowers, "image_features", counted)
+        monkeypatch.setattr(OpenClipTowers, name, counted)
     return seen
 
 
@@ -90,13 +92,123 @@ def test_other_weights_views_pixels_and_types_are_other_features(
         assert torch.equal(features(model, dev, store, **{"positions": rows, **options}), expected)
         assert len(seen) == before + 1
     with torch.no_grad():
-        next(iter(model.towers.image_parameters())).flatten()[0] += 1e-3
+        model.towers.model.visual.conv1.weight.flatten()[0] += 1e-3
     before = len(seen)
     features(model, dev, store, positions=rows)
     assert len(seen) == before + 1
     double = model.copy().double()
     assert features(double, dev, store, positions=rows).dtype == torch.float64
     assert len(seen) == before + 2
+
+
+def test_a_change_of_the_last_layer_needs_no_new_pass(
+    model: Classifier, store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the layer sees is found; what is made of it is the new layer's."""
+    dev = made_up_round().dev
+    before = features(model, dev, store)
+    layer = model.towers.image_projection
+    assert layer is not None
+    with torch.no_grad():
+        layer[0] += 1.0
+    expected = features(model, dev, None)
+    assert not torch.equal(expected, before)
+    seen = passes_of(monkeypatch)
+    assert torch.equal(features(model, dev, store), expected)
+    assert seen == []
+
+
+@pytest.mark.parametrize("kind", ["tiny", "parts-64", "conse-64"])
+def test_what_is_left_out_of_the_key_is_the_last_layer_and_nothing_else(kind: str) -> None:
+    """Each other parameter, moved alone, is another tower."""
+    towers = load_towers(kind, "random" if kind != "tiny" else None, seed=1).requires_grad_(False)
+
+    def digest() -> str:
+        found = hashlib.sha256()
+        feature_store._add_tower(found, towers, towers.preprocess, last_layer=False)
+        return found.hexdigest()
+
+    start = digest()
+    last = {item.data_ptr() for item in (towers.image_projection, towers.image_projection_bias) if item is not None}
+    for parameter in towers.image_parameters():
+        parameter.flatten()[0] += 1.0
+        assert (digest() == start) == (parameter.data_ptr() in last)
+        parameter.flatten()[0] -= 1.0
+        start = digest()
+
+
+def test_threads_say_what_the_tower_says(model: Classifier) -> None:
+    """Blocks, passes and views of more pictures than one block holds; a view belongs to its picture."""
+    dev = made_up_round().dev
+    count = feature_store._BLOCK + 37
+    rows = np.random.default_rng(0).integers(0, len(dev), count)
+    view = random_views(count, 3, crop_scale=(0.5, 1.0), flip=True)
+    towers = model.towers
+    plain = torch.cat(
+        [
+            towers.image_features(x)
+            for _, x in towers.preprocess.batches(dev, towers.projection, positions=rows, batch=64, view=view)
+        ]
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = features(model, dev, None, positions=rows, view=view)
+        assert torch.get_num_threads() == 3
+        inside: list[int] = []
+        thread = threading.Thread(target=lambda: inside.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert inside == [3]  # threads that begin later are not left with one
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found, features(model, dev, None, positions=rows, view=view))  # however many threads there are
+
+
+def test_autocast_of_the_caller_holds_in_the_threads(model: Classifier) -> None:
+    dev = made_up_round().dev
+    with torch.autocast("cpu", torch.bfloat16):
+        assert features(model, dev, None).dtype == torch.bfloat16
+    assert features(model, dev, None).dtype == torch.float32
+
+
+def test_a_fault_in_a_thread_and_an_early_end_leave_no_thread(
+    model: Classifier, monkeypatch: pytest.MonkeyPatch, tried: Callable[..., None]
+) -> None:
+    tried("faults")
+    dev = made_up_round().dev
+    encoded = encode_set(model.towers, dev, model.towers.projection)
+    next(encoded)
+    encoded.close()
+
+    def broken(towers: OpenClipTowers, images: Tensor) -> Tensor:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(OpenClipTowers, "image_hidden", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        features(model, dev, None)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tower")]
+
+
+def test_hidden_values_leave_the_tower_as_it_is(model: Classifier) -> None:
+    """Also for somebody who asks for features in the middle of it."""
+    towers = model.towers
+    assert isinstance(towers, OpenClipTowers)
+    _, images = next(iter(towers.preprocess.batches(made_up_round().dev, towers.projection)))
+    expected = towers.image_features(images)
+    meanwhile: list[Tensor] = []
+    visual = towers.model.visual
+
+    def recorded(*_: object) -> None:
+        meanwhile.append(visual.proj)
+
+    handle = visual.ln_post.register_forward_hook(recorded)
+    hidden = towers.image_hidden(images)
+    handle.remove()
+    assert meanwhile[0] is visual.proj is not None
+    assert torch.equal(towers.project(hidden), expected)
+    assert torch.equal(towers.image_features(images), expected)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "a folder", "no tensors", "another length"])

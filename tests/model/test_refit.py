@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from scipy.special import logsumexp
 from torch import Tensor, nn
 
 from holdfast.candidates.refit import TargetRefit, own_direction, refit_from_features, refit_target, target_direction
+from holdfast.candidates.solver import minimise
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
@@ -245,3 +248,43 @@ def test_few_pictures_are_seen_in_several_views_and_many_in_one(
     pixels.read_rows = 0
     refit_target(classifier, data)
     assert pixels.read_rows == 65 + 40  # half of what may be seen goes to each set, in the evaluation view alone
+
+
+SOLVED = """
+import sys
+import torch
+from holdfast.candidates.solver import minimise
+unknown = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+minimise(unknown, lambda: (unknown - torch.tensor([1.0, 2.0, 3.0])).square().sum())
+print([round(value, 6) for value in unknown.tolist()], "torch._dynamo" in sys.modules)
+"""
+
+
+def test_the_solver_imports_no_compiler() -> None:
+    found = subprocess.run([sys.executable, "-c", SOLVED], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[1.0, 2.0, 3.0] False"
+
+
+def test_the_solver_ends_in_the_bits_of_the_optimizer() -> None:
+    random = torch.Generator().manual_seed(0)
+    entries = torch.randn(200, 12, dtype=torch.float64, generator=random)
+    labels = (torch.rand(200, generator=random) < 0.3).double()
+
+    def loss_of(unknown: Tensor) -> Tensor:
+        raised = torch.nn.functional.binary_cross_entropy_with_logits(entries @ unknown, labels)
+        return raised + 0.01 * unknown.square().sum()
+
+    found, expected = (torch.zeros(12, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    minimise(found, lambda: loss_of(found))
+    optimizer = torch.optim.LBFGS(
+        [expected], max_iter=200, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = loss_of(expected)
+        value.backward()
+        return value  # pyright: ignore[reportReturnType] — its stubs ask for a float
+
+    optimizer.step(closure)
+    assert torch.equal(found, expected)

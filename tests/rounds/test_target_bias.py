@@ -61,7 +61,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "model": {"start": "base/model", "freeze": freeze},
             "train": {**TRAIN, "steps": 40, "learning_rate": 1e-3},
             "evaluate": {"every": 40},
-            "candidates": {"interpolation": interpolation, "target_bias": target_bias},
+            # Without folds: what is stored of a candidate is then what the model itself says.
+            "candidates": {"interpolation": interpolation, "target_bias": target_bias, "folds": 0},
         }
         develop(parse(RoundConfig, values_of_round, "round"), root / name, root, quiet=True)
     return root

@@ -20,6 +20,7 @@ from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.model.classifier import Classifier, full_precision
 from holdfast.model.feature_store import encode_set
 from holdfast.model.heads import HeadRound
+from holdfast.model.prompt_features import prompt_backbone
 
 _RIDGE = 0.01  # of the mean square of a feature's entry: enough to keep v short where features are few
 
@@ -98,7 +99,7 @@ def lowered_by(model: Classifier, name: str, amounts: Sequence[float], direction
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:
     """Backbone features of a class's prompts, and W_c of them before they are normalised, in float64."""
     own = model.prompt_tokens[model.prompt_class == model.class_index(name)]
-    backbone = full_precision(model.towers.text_backbone(own)).double()
+    backbone = full_precision(prompt_backbone(model.towers, own)).double()
     weight, bias = model.towers.projection.double(), model.towers.projection_bias
     projected = backbone @ weight if bias is None else backbone @ weight + bias.double()
     change = model.heads.change_of_one(backbone.to(model.towers.projection), name)

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
+from holdfast.candidates.solver import minimise
 from holdfast.data.round import LabelledSet, PairSet, RoundData, View
 from holdfast.data.transforms import random_views
 from holdfast.model.classifier import Classifier, full_precision
@@ -229,17 +230,11 @@ def _solve(
         return temperature * (u * scale + (b - (u * centre * scale).sum()) * steady)
 
     def loss() -> Tensor:
-        optimizer.zero_grad()
         raised = logits.index_copy(1, place, (moved(weights()) + room)[:, None])
         value = (weight * functional.cross_entropy(raised, labels, reduction="none")).sum()
-        value = value + _RIDGE * unknown[:-1].square().sum()
-        value.backward()
-        return value
+        return value + _RIDGE * unknown[:-1].square().sum()
 
-    optimizer = torch.optim.LBFGS(
-        [unknown], max_iter=200, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
-    )
-    optimizer.step(loss)  # pyright: ignore[reportArgumentType] — its stubs ask for a float
+    minimise(unknown, loss)
     return weights().detach(), unknown.detach()
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from holdfast.data.round import Images, Kept, TextRows, Texts
 from holdfast.errors import UserError, nearest
 from holdfast.model.heads import HeadRound, TaskHeads
+from holdfast.model.prompt_features import prompt_backbone
 from holdfast.model.prompts import class_means, tokenize_prompts
 from holdfast.model.towers import Preprocess, TwoTowers
 
@@ -119,7 +120,7 @@ class Classifier(nn.Module):
 
     def class_features(self) -> Tensor:
         """[K, D]: mean over a class's prompts of their features under its own head, normalised again."""
-        return self._class_features(self.towers.text_backbone(self.prompt_tokens))
+        return self._class_features(prompt_backbone(self.towers, self.prompt_tokens))
 
     def text_features_together(
         self,

@@ -25,13 +25,13 @@ from typing_extensions import override
 
 from holdfast.data.prompts import fill
 from holdfast.errors import UserError
+from holdfast.model.bert import Bert
 from holdfast.model.efficientnet import FEATURES
 from holdfast.model.sentence_towers import (
     HEAD,
     MINILM,
     TOKENIZER,
     SentenceTowers,
-    create_bert,
     load_local,
     packages,
     size_of,
@@ -74,7 +74,7 @@ class ConseTowers(SentenceTowers):
         self._likeliest, self._temperature = likeliest, temperature
         self.classes = nn.Linear(FEATURES, classes)
         self.last = nn.Linear(classes + FEATURES, self.embed_dim, bias=False)
-        self.sentence = create_bert(bert)
+        self.sentence = Bert(bert)
         self.weight = nn.Parameter(torch.eye(self.text_width))
         self.bias = nn.Parameter(torch.zeros(self.embed_dim))
         self.eval()

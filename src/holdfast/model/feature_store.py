@@ -4,7 +4,8 @@ A round on a CPU spends nearly all of its time in a tower that does not move: th
 pictures, for the refit, and over everything where towers are frozen. The next run over the same pictures reads what
 this one computed. What is kept is a batch, known by everything that its features depend on: pixels, views, weights,
 precision and the arithmetic of the machine. A batch that is found is therefore the batch that would have been computed,
-bit for bit.
+bit for bit. Where a tower ends in a linear layer, what that layer sees is kept: a model whose last layer alone moved
+finds it, too.
 
 It is a cache: whatever is wrong with it, features are computed again. ``HOLDFAST_FEATURES=off`` leaves it out, and a
 number is its limit in GiB; beyond it the batches that were used longest ago go. It lies in ``features`` of the cache
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +37,16 @@ from holdfast.data.transforms import normalize_views
 from holdfast.errors import HoldfastError, UserError
 from holdfast.model.compute import active_mode
 from holdfast.model.towers import Preprocess, TwoTowers
+from holdfast.model.workers import separate_threads
 
 What = Literal["features", "hidden"]  # E1 before normalisation, or what the tower's last layer sees
 
 LIMIT = 4.0  # GiB, where the environment says nothing
-_FORMAT = 1
+_FORMAT = 2
 _NAME = "batch"
+_BLOCK = 256  # pictures that are kept as one file
+_PASS = 16  # pictures that a CPU's tower sees at once: more do not fit into its cache
+_AHEAD = 1  # blocks that are begun while one is waited for
 _DIGEST = hashlib.sha256().digest_size
 _LONGEST = 1 << 30  # bytes of a batch
 _LOOK_EVERY = 1 << 28  # bytes written between two looks at the size of the folder
@@ -176,29 +183,83 @@ def encode_set(
 ) -> Iterator[tuple[slice, Tensor]]:
     """What the image tower says of a set, or of some of its positions, batch by batch, on the device of ``like``.
 
-    Whoever encodes a whole set and needs no gradient goes through this. Kept on a CPU alone: elsewhere features come
-    faster than their pixels can be hashed. ``preprocess`` is the towers' own where it is left out.
+    Whoever encodes a whole set and needs no gradient goes through this. ``batch`` is that of a GPU. On a CPU passes are
+    small, each in a thread of its own, and what they say is kept: elsewhere features come faster than their pixels can
+    be hashed. ``preprocess`` is the towers' own where it is left out.
     """
     preprocess = preprocess or towers.preprocess
-    run = towers.image_features if what == "features" else towers.image_hidden
-    store = _active[-1] if _active and like.device.type == "cpu" else None
-    if store is None:
+    if like.device.type != "cpu":
+        run = towers.image_features if what == "features" else towers.image_hidden
         for here, pictures in preprocess.batches(examples, like, positions=positions, batch=batch, view=view):
             yield here, run(pictures)
         return
-    base = hashlib.sha256(canonical_json([_FORMAT, what, str(like.dtype), _arithmetic()]).encode())
-    _add_tower(base, towers, preprocess)
-    count = len(examples) if positions is None else len(positions)
-    for start in range(0, count, batch):
-        here = slice(start, start + batch)
-        pixels = examples.images(here if positions is None else positions[here])
-        through = None if view is None else view[here]
-        key = _key(base.copy(), pixels, through)
-        found = store.get(key)
-        if found is None:
-            found = run(normalize_views(pixels, preprocess.mean, preprocess.std, through, like.dtype))
-            store.put(key, found)
-        yield here, found
+    # Models that differ in the last layer alone (a refit and what it was made from) share what comes before it.
+    projected = what == "features" and towers.image_projection is not None and active_mode() is None
+    blocks = _Blocks(towers, preprocess, "hidden" if projected else what, like.dtype, _active[-1] if _active else None)
+    for here, found in blocks.encoded(examples, positions, view):
+        yield here, towers.project(found) if projected else found
+
+
+class _Blocks:
+    """What an image tower says of a set on a CPU, block by block: found in a store, or computed by several threads."""
+
+    def __init__(
+        self, towers: TwoTowers, preprocess: Preprocess, what: What, dtype: torch.dtype, store: Store | None
+    ) -> None:
+        self.run = towers.image_features if what == "features" else towers.image_hidden
+        self.preprocess, self.dtype, self.store = preprocess, dtype, store
+        self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # a thread's own
+        self.base = hashlib.sha256(canonical_json([_FORMAT, what, str(dtype), _arithmetic()]).encode())
+        if store is not None:
+            _add_tower(self.base, towers, preprocess, last_layer=what == "features")
+
+    def encoded(
+        self, examples: LabelledSet | PairSet, positions: np.ndarray | None, view: View | None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks in their order; while the threads compute one the next is read and looked up."""
+        count = len(examples) if positions is None else len(positions)
+        begun: deque[tuple[slice, _Block]] = deque()
+        with separate_threads(torch.get_num_threads()) as threads:
+            for start in range(0, count, _BLOCK):
+                here = slice(start, min(start + _BLOCK, count))
+                pixels = examples.images(here if positions is None else positions[here])
+                begun.append((here, self._begin(threads, pixels, None if view is None else view[here])))
+                if len(begun) > _AHEAD:
+                    yield self._end(*begun.popleft())
+            while begun:
+                yield self._end(*begun.popleft())
+
+    def _begin(self, threads: ThreadPoolExecutor, pixels: Tensor, view: View | None) -> _Block:
+        key = "" if self.store is None else _key(self.base.copy(), pixels, view)
+        found = None if self.store is None else self.store.get(key)
+        if found is not None:
+            return _Block(key, found, [])
+        parts = [slice(start, start + _PASS) for start in range(0, len(pixels), _PASS)]
+        passes = [threads.submit(self._pass, pixels[part], None if view is None else view[part]) for part in parts]
+        return _Block(key, None, passes)
+
+    def _pass(self, pixels: Tensor, view: View | None) -> Tensor:
+        """In a thread of its own."""
+        enabled, dtype = self.autocast
+        with torch.no_grad(), torch.autocast("cpu", dtype, enabled=enabled):
+            return self.run(normalize_views(pixels, self.preprocess.mean, self.preprocess.std, view, self.dtype))
+
+    def _end(self, here: slice, block: _Block) -> tuple[slice, Tensor]:
+        if block.found is not None:
+            return here, block.found
+        computed = torch.cat([item.result() for item in block.passes])
+        if self.store is not None:
+            self.store.put(block.key, computed)
+        return here, computed
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block that was begun: what a store had of it, or the passes that compute it."""
+
+    key: str
+    found: Tensor | None
+    passes: Sequence[Future[Tensor]]
 
 
 class _Digest(Protocol):
@@ -208,10 +269,14 @@ class _Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
-def _add_tower(digest: _Digest, towers: TwoTowers, preprocess: Preprocess) -> None:
+def _add_tower(digest: _Digest, towers: TwoTowers, preprocess: Preprocess, *, last_layer: bool) -> None:
     """Architecture, preprocessing and weights of an image tower; buffers are statistics of its norms."""
     digest.update(canonical_json([towers.spec(), preprocess.to_json()]).encode())
+    last = () if last_layer else (towers.image_projection, towers.image_projection_bias)
+    left_out = {tensor.data_ptr() for tensor in last if tensor is not None}  # views of parameters, or parameters
     for tensor in (*towers.image_parameters(), *towers.buffers()):
+        if tensor.data_ptr() in left_out:
+            continue
         digest.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(_bytes(tensor))
 
@@ -233,5 +298,5 @@ def _arithmetic() -> list[object]:
     """What the bits of a product depend on beside its factors."""
     precision = torch.get_float32_matmul_precision()
     autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
-    versions = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    versions = [torch.__version__, torch.backends.cpu.get_cpu_capability(), _PASS]
     return [*versions, precision, autocast, repr(active_mode()), torch.are_deterministic_algorithms_enabled()]

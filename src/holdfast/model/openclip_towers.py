@@ -152,13 +152,11 @@ class OpenClipTowers(TwoTowers):
 
     @override
     def image_hidden(self, images: Tensor) -> Tensor:
-        visual = self.model.visual
-        projection = visual.proj
-        try:
-            visual.proj = None  # the tower then hands out what it would have multiplied with it
-            return self.model.encode_image(images, normalize=False)
-        finally:
-            visual.proj = projection
+        # A copy that shares its weights and has no projection hands out what it would have multiplied with it. The
+        # tower itself stays as it is: others may be using it.
+        visual = copy.copy(self.model.visual)
+        visual.__dict__["_parameters"] = {**visual.__dict__["_parameters"], "proj": None}
+        return visual(images)
 
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:

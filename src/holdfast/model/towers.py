@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn import functional
 
 from holdfast.data.images import interpolation_filter
 from holdfast.data.round import LabelledSet, PairSet, TextRows, View
@@ -149,8 +150,7 @@ class TwoTowers(nn.Module, ABC):
         """The last layer: E1 of :meth:`image_hidden`, before normalisation."""
         projection, bias = self.image_projection, self.image_projection_bias
         assert projection is not None
-        projected = hidden @ projection.to(hidden)
-        return projected if bias is None else projected + bias.to(hidden)
+        return functional.linear(hidden, projection.T.to(hidden), None if bias is None else bias.to(hidden))
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tensor:
