@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +24,8 @@ from holdfast.data.sources import catalogue, guess_source
 from holdfast.data.sources import store as store_module
 from holdfast.data.sources.store import BLOCK, PackedPixels, open_store
 from holdfast.errors import FaultError, UserError
+from tests.data.retrieve.web import wait_until
+from tests.processes import Forked
 
 
 @pytest.fixture(scope="module")
@@ -150,24 +151,21 @@ def test_killed_at_any_moment_and_gone_on(tmp_path: Path) -> None:
     write_folder(tmp_path / "in", {"a": 3 * BLOCK, "b": 100})
     whole = pack(source(tmp_path / "in"), tmp_path / "whole", size=48)
     code = (
-        "import sys, time; from pathlib import Path; from holdfast.config import SourceConfig;"
+        "import signal, sys; from pathlib import Path; from holdfast.config import SourceConfig;"
         "from holdfast.data.pack import pack;"
         f"pack(SourceConfig(path=Path({str(tmp_path / 'in')!r})), Path({str(tmp_path / 'out')!r}), size=48, workers=1,"
-        "progress=lambda done, total: (print(done, flush=True), time.sleep(0.05)))"
+        "progress=lambda done, total: (print(done, flush=True), done < int(sys.argv[1]) or signal.pause()))"
     )
-    kills = 0
-    while not (tmp_path / "out" / "store.json").exists():
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        if process.stdout.readline() and kills < 2:
-            time.sleep(0.05 + 0.03 * kills)
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-            with pytest.raises(UserError, match="unfinished"):
-                open_store(tmp_path / "out")
-        process.wait()
-        process.stdout.close()
-    assert kills == 2
+    for kills in range(2):
+        # It stops before its last block until the signal comes, at some moment after its first.
+        process = Forked("-c", code, (2 + kills) * BLOCK)
+        wait_until(lambda: process.printed()[0] != "", process)  # noqa: B023
+        time.sleep(0.05 + 0.03 * kills)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        with pytest.raises(UserError, match="unfinished"):
+            open_store(tmp_path / "out")
+    assert Forked("-c", code, sys.maxsize).wait() == 0
     for name in ("pixels.bin", "thumbs.bin", "index.arrow"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert open_store(tmp_path / "out").header["fingerprint"] == whole.header["fingerprint"]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from holdfast.artifacts import RunFolder, read_jsonl
 from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
 from tests.distributed.ranks import METHODS, STEPS, one_rank, run
+from tests.processes import ranks
 
 ALONE = Runtime(torch.device("cpu"))
 DEFAULT = ["holdfast", "rm"]
@@ -24,12 +25,10 @@ def together(
     """States of every rank after a run of several."""
     where = str(folder) if folder else None
     arguments = (world, str(tmp_path / f"meeting-{world}"), str(tmp_path), names, where, options)
-    context = multiprocessing.spawn(one_rank, arguments, nprocs=world, join=False)  # pyright: ignore
-    for process in context.processes:
-        process.join()
+    codes = ranks(one_rank, arguments, world)
     if not check:
         return []
-    assert [process.exitcode for process in context.processes] == [0] * world
+    assert codes == [0] * world
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
@@ -40,14 +39,14 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def compare(tmp_path: Path, names: list[str], world: int, **options: Any) -> None:
-    ranks = together(tmp_path, names, world, **options)
+    states = together(tmp_path, names, world, **options)
     for name in names:
         method = run(name, ALONE)
         untouched = {key: value.clone() for key, value in method.old.state_dict().items()}
         state = method.state_dict()
         moved = [(state[f"model.{key}"] - value).abs().max() for key, value in untouched.items() if value.numel()]
         assert max(moved) > 1e-3  # twenty steps that go somewhere
-        for on_rank in ranks:
+        for on_rank in states:
             assert_same(on_rank[name], state)
 
 

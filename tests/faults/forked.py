@@ -217,14 +217,14 @@ def main(name: str, folder: Path, every: int) -> dict[str, Any]:
     failed: dict[str, list[str]] = {}
     tried = 0
     for point in range(1 + (count // 2) % every, count + 1, every):
-        for torn in (False, True):
+        killed = folder / "killed"
+        shutil.copytree(begun, killed)
+        assert in_child(lambda: kind.again(killed), kill_at=point) == -signal.SIGKILL  # noqa: B023
+        ended = [entry[-1][0] for entry in ledger_events(kind.ledger(killed)) if entry]
+        # A line that its writer saw whole is not torn afterwards.
+        for torn in (False, True) if "query" in ended else (False,):
             parts = folder / "parts"
-            shutil.copytree(begun, parts)
-            assert in_child(lambda: kind.again(parts), kill_at=point) == -signal.SIGKILL  # noqa: B023
-            ended = [entry[-1][0] for entry in ledger_events(kind.ledger(parts)) if entry]
-            if torn and "query" not in ended:  # a line that its writer saw whole is not torn afterwards
-                shutil.rmtree(parts)
-                continue
+            shutil.copytree(killed, parts)
             if torn:
                 tear(kind.ledger(parts))
             tried += 1
@@ -233,6 +233,7 @@ def main(name: str, folder: Path, every: int) -> dict[str, Any]:
             if wrong:
                 failed[f"{point}{' torn' if torn else ''}"] = wrong
             shutil.rmtree(parts)
+        shutil.rmtree(killed)
     return {"points": count, "tried": tried, "failed": failed}
 
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import python
 
 
 def killed(kind: str, folder: Path, every: int) -> dict[str, object]:
-    command = [sys.executable, "-m", "tests.faults.forked", kind, str(folder), str(every)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = python("-m", "tests.faults.forked", kind, folder, every)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

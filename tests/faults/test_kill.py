@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.artifacts import read_jsonl
+from tests.processes import Forked
 
 ROUND = """
 [task]
@@ -46,22 +44,18 @@ every = 5
 [candidates]
 interpolation = [1.0]
 """
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-
-Start = Callable[..., "subprocess.Popen[bytes]"]
+Start = Callable[..., Forked]
 
 
 @pytest.fixture
 def start() -> Generator[Start]:
     """Start the command line in a process of its own; none outlives its test."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Forked] = []
 
-    def begin(*arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "holdfast", *arguments]
-        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        started.append(process)
-        return process
+    def begin(*arguments: str) -> Forked:
+        started.append(Forked("-m", "holdfast", *arguments))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -69,13 +63,12 @@ def start() -> Generator[Start]:
         process.wait()
 
 
-def wait_for_step(process: subprocess.Popen[bytes], metrics: Path, step: int) -> None:
+def wait_for_step(process: Forked, metrics: Path, step: int) -> None:
     while process.poll() is None:
         if metrics.exists() and any(item["step"] >= step for item in read_jsonl(metrics)):
             return
         time.sleep(0.005)
-    error = process.stderr.read().decode() if process.stderr and process.poll() is not None else ""
-    pytest.fail(f"step {step} was not reached: {error}")
+    pytest.fail(f"step {step} was not reached: {process.printed()[1]}")
 
 
 def records(run: Path) -> list[dict[str, Any]]:
@@ -108,5 +101,5 @@ def test_sigterm_finishes_the_step_and_says_how_to_go_on(start: Start, tmp_path:
     process.terminate()
     _, message = process.communicate()
     assert process.returncode == 143
-    assert f"holdfast develop --resume {run}" in message.decode()
+    assert f"holdfast develop --resume {run}" in message
     assert len(list((run / "checkpoints").glob("step-*.pt"))) == 1

@@ -23,6 +23,7 @@ from holdfast.methods.registry import BUILT_IN, build_method, find, short_name
 from holdfast.rounds.develop import develop
 from holdfast.rounds.next_round import rebased
 from tests.methods.small import small_data, small_model
+from tests.processes import python
 
 BASE: dict[str, Any] = {
     "task": {"target": "eight", "template": "the digit {}"},
@@ -151,8 +152,8 @@ def test_settings_of_a_file_travel_to_another_process(tmp_path: Path) -> None:
     given = settings(tmp_path, "mine.py", weight=3.0)
     assert pickle.loads(pickle.dumps(given)) == given
     code = f"import pickle; print(pickle.loads({pickle.dumps(given)!r}).method.weight)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout == "3.0\n"
+    done = python("-c", code, cwd=Path("/"))
+    assert done.stdout == "3.0\n", done.stderr
 
 
 TWO = OWN + OWN.replace("Own", "Other").replace('"own"', '"other"')

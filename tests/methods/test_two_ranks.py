@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
@@ -19,6 +18,7 @@ from holdfast.methods.gem import GemConfig
 from holdfast.methods.rm import RmConfig
 from holdfast.methods.wccl import WcclConfig
 from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, with_second_views
+from tests.processes import ranks as in_processes
 
 CONFIGS = {
     "flyp": FlypConfig(temperature=0.2),
@@ -70,7 +70,7 @@ def _rank(rank: int, meeting: str, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, torch.Tensor]]]:
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(_rank, (str(folder / "meeting"), str(folder)), nprocs=2)  # pyright: ignore
+    assert in_processes(_rank, (str(folder / "meeting"), str(folder)), 2) == [0, 0]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,54 @@ def disturb(model: nn.Module) -> None:
             if value.is_floating_point():
                 noise = torch.rand_like(value) if name.endswith("running_var") else torch.randn_like(value)
                 value.add_(0.01 * noise)
+
+
+GERMAN = ("ein", "foto", "von", "einem", "vom", "der", "hund", "wetter", "acht", "Hund", "Wetter", "Foto", "Acht")
+
+
+def save_text_tower(
+    folder: Path,
+    *,
+    family: str = "distilbert",
+    pooling: str = "mean",
+    bias: bool = False,
+    max_length: int | None = 16,
+    lower_case: bool = False,
+) -> Path:
+    """A folder of Transformer, Pooling and Dense with words of two languages, written by sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+    inside = folder.parent / "encoder"
+    vocabulary = {word: place for place, word in enumerate(["<pad>", "<unk>", "<start>", "<end>", *WORDS, *GERMAN])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", 2), ("<end>", 3)]
+    )
+    names = {"unk_token": "<unk>", "pad_token": "<pad>", "cls_token": "<start>", "sep_token": "<end>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=24, **names).save_pretrained(inside)
+    sizes = _tower(vocab_size=64, max_position_embeddings=32, pad_token_id=0)
+    if family == "distilbert":
+        sizes = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, **dict(list(sizes.items())[-3:])}
+    torch.manual_seed(3)
+    encoder = AutoModel.from_config(AutoConfig.for_model(family, **sizes))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    encoder.save_pretrained(inside)
+    dense = Dense(32, 24, bias=bias, activation_function=None)
+    with torch.no_grad():
+        for parameter in dense.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    modules = [
+        Transformer(str(inside), max_seq_length=max_length, do_lower_case=lower_case),
+        Pooling(32, pooling_mode=pooling),
+        dense,
+    ]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder))
+    shutil.rmtree(inside)
+    return folder

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,3 +211,17 @@ def test_protocol_is_all_that_is_asked(towers: TwoTowers) -> None:
     assert tokens.shape == (3, 32)
     assert towers.projection.shape == (towers.text_width, towers.embed_dim)
     assert towers.assets() == {}
+
+
+def test_a_copy_shares_the_tokenizer_and_nothing_else() -> None:
+    towers = load_towers("tiny")
+    assert towers.tokenize(["a dog"]).shape == (1, 32)
+    other = copy.deepcopy(towers)
+    assert other.__dict__["_tokenizer"] is towers.__dict__["_tokenizer"]
+    assert other.spec() == towers.spec()
+    assert other.state_dict().keys() == towers.state_dict().keys()
+    ours = {parameter.data_ptr() for parameter in towers.parameters()}
+    for name, parameter in other.named_parameters():
+        assert parameter.data_ptr() not in ours, name
+        assert torch.equal(parameter, towers.get_parameter(name))
+    assert torch.equal(other.tokenize(["a dog"]), towers.tokenize(["a dog"]))

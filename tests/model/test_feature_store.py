@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +28,7 @@ from holdfast.model.openclip import load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.rounds.develop import develop
 from tests.helpers import made_up_round
+from tests.processes import Forked
 from tests.rounds.test_round import ROUND
 
 LIMIT = 1 << 30
@@ -286,7 +285,7 @@ for turn in range(50):
     if turn % 10 == 0:
         store.prune()
 """
-    running = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    running = [Forked("-c", script) for _ in range(2)]
     ended = [(process.communicate()[1], process.returncode) for process in running]
     assert [code for _, code in ended] == [0, 0], ended
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast import Round, cli
-from holdfast.artifacts import RunFolder, read_json, read_jsonl
+from holdfast.artifacts import RunFolder, read_json, read_jsonl, read_predictions
 from holdfast.config import RoundConfig, parse
 from holdfast.errors import UserError
 from holdfast.model.folder import load_model, model_fingerprint
@@ -56,6 +56,31 @@ def test_what_the_refit_would_do_is_said_before_training_and_costs_no_other_bits
     assert [(item.name, item.lam) for item in shown] in ([("refit", 0.0)], [("refit-bias1", 0.0)])
     assert read_json(told.folder.result) == read_json(plain.folder.result)
     assert model_fingerprint(load_model(told.folder.model)) == model_fingerprint(load_model(plain.folder.model))
+
+
+def test_images_are_counted_out_of_fold_and_the_record_says_that_they_taught(tmp_path: Path) -> None:
+    """Random weights have seen nothing: training images count too. In the next round they do not: its old model has."""
+    counts: list[dict[str, int]] = []
+    for name, folds, model in (("first", 5, {}), ("plain", 0, {}), ("next", 5, {"start": "first/model"})):
+        given = config(tmp_path, method={"name": "refit"}, candidates={"folds": folds}, certify={"test_sealed": False})
+        given = given.model_copy(update={"model": given.model.model_copy(update=model)}) if model else given
+        round_ = Round(given, tmp_path, tmp_path / name)
+        round_.train()
+        decision = round_.decide()
+        round_.write_result(decision)
+        dev = round_.settled()[0].dev
+        counts.append({task: change.examples for task, change in dev.tasks.items()})
+        seen = read_json(round_.folder.model / "model.json")["seen"]
+        assert seen.get("fitted" if folds else "chosen") == len(round_.data.dev)
+        table = read_predictions(round_.folder.predictions("refit", "dev"))
+        assert tuple(table["example_id"].to_pylist()) == round_.data.dev.ids
+    first, plain, later = counts
+    data = round_.data
+    own = {name: int((data.dev.labels == k).sum()) for k, name in enumerate(data.tasks.classes)}
+    assert later == plain == own
+    taught = {name: int((data.constraint.labels == k).sum()) for k, name in enumerate(data.tasks.protected)}
+    assert {name: first[name] - own[name] for name in taught} == taught
+    assert first[data.tasks.target] == own[data.tasks.target] + len(set(data.target.ids))
 
 
 def test_the_models_of_another_checkpoint_are_not_those_of_the_first(tmp_path: Path) -> None:

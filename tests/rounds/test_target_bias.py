@@ -59,9 +59,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "task": {"target": "four", "template": "the sign {}"},
             "data": data,
             "model": {"start": "base/model", "freeze": freeze},
-            "train": {**TRAIN, "steps": 80, "learning_rate": 1e-3},
-            "evaluate": {"every": 80},
-            "candidates": {"interpolation": interpolation, "target_bias": target_bias},
+            "train": {**TRAIN, "steps": 40, "learning_rate": 1e-3},
+            "evaluate": {"every": 40},
+            # Without folds: what is stored of a candidate is then what the model itself says.
+            "candidates": {"interpolation": interpolation, "target_bias": target_bias, "folds": 0},
         }
         develop(parse(RoundConfig, values_of_round, "round"), root / name, root, quiet=True)
     return root
@@ -72,7 +73,7 @@ def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     candidates = read_json(run.result)["candidates"]
     spots = [(candidate["lambda"], candidate["bias"]) for candidate in candidates]
     assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
-    assert [candidate["name"] for candidate in candidates][2:] == ["step-00000080@1", "step-00000080@1-bias6"]
+    assert [candidate["name"] for candidate in candidates][2:] == ["step-00000040@1", "step-00000040@1-bias6"]
     named = {
         candidate["bias"]: read_predictions(run.predictions(candidate["name"], "dev"))["prediction"]
         .to_pylist()

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holdfast.candidates.logit_bias import with_target_bias
-from holdfast.candidates.refit import TargetRefit, refit_target
+from holdfast.candidates.crossfit import CrossFit, Folds, cross_fit, out_of_fold
+from holdfast.candidates.logit_bias import lowered_by, with_target_bias
+from holdfast.candidates.refit import see_pictures, target_direction
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
-from holdfast.data.round import RoundData
+from holdfast.data.round import LabelledSet, RoundData
+from holdfast.evaluate.predict import predict_each_on_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.model.interpolate import interpolate
 from holdfast.runtime import Runtime
@@ -32,10 +35,11 @@ class CandidateModels:
         runtime: Runtime,
         *,
         in_tower: bool,  # whether the refit may move a direction of the image tower
+        folds: Folds | None = None,  # images that teach the refit and are counted out of fold
     ) -> None:
         self.config, self.old, self.checkpoint, self.data = config, old, checkpoint, data
-        self.views, self.runtime, self.in_tower = views, runtime, in_tower
-        self.refits: dict[float, TargetRefit] = {}  # by lambda
+        self.views, self.runtime, self.in_tower, self.folds = views, runtime, in_tower, folds
+        self.refits: dict[float, CrossFit] = {}  # by lambda
 
     @property
     def biases(self) -> list[float]:
@@ -45,11 +49,32 @@ class CandidateModels:
     def at(self, lam: float) -> Classifier:
         """The model at lambda, its target refitted where the config says so."""
         model = self._between(lam)
-        if not self.config.refit_target:
-            return model
-        if lam not in self.refits:
-            self.refits[lam] = self._refit(model)
-        return self.refits[lam].applied(model)
+        return self._fitted(lam, model).whole.applied(model) if self.config.refit_target else model
+
+    def predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
+        """What the candidates of a lambda say, one table a bias: each example by a refit that has not seen it."""
+        folds = self.folds_at(lam)
+        if folds is None:
+            shared = self.at(lam)
+            return predict_each_on_ranks(shared, self.class_matrices(shared), examples, batch, self.runtime)
+
+        def without(fold: int, part: LabelledSet) -> list[pa.Table]:
+            return predict_each_on_ranks(*self.without_fold(lam, fold), part, batch, self.runtime)
+
+        return out_of_fold(examples, folds, without)
+
+    def without_fold(self, lam: float, fold: int) -> tuple[Classifier, Sequence[Tensor]]:
+        """The model at lambda, refitted without the images of a fold, and its class matrices, one a bias."""
+        model = self._between(lam)
+        refit, steady = self._fitted(lam, model).folds[fold]
+        changed = refit.applied(model)
+        with torch.no_grad():
+            biased = lowered_by(changed, self.data.tasks.target, self.biases, steady)
+            return changed, [item.class_matrix() for item in biased]
+
+    def folds_at(self, lam: float) -> Folds | None:
+        """The images that are counted out of fold: at lambda 0 all that are dealt, and else the dev images."""
+        return self.folds if self.folds is None or lam == 0 else self.folds.only(self.data.dev.ids)
 
     def model(self, lam: float, bias: float) -> Classifier:
         """One candidate."""
@@ -68,13 +93,26 @@ class CandidateModels:
             return self.checkpoint
         return interpolate(self.old, self.checkpoint, lam).to(self.runtime.device)
 
-    def _refit(self, model: Classifier) -> TargetRefit:
+    def _fitted(self, lam: float, model: Classifier) -> CrossFit:
         """What the first rank finds, on every rank: the bits of a sum depend on the machine."""
-        found: list[Any] = [None]
-        if self.runtime.is_main:
-            found[0] = refit_target(
-                model, self.data, in_tower=self.in_tower, crop_scale=self.views.crop_scale, flip=self.views.flip
-            ).to("cpu")
-        if self.runtime.world > 1:
-            dist.broadcast_object_list(found)
-        return found[0].to(self.runtime.device)
+        if lam not in self.refits:
+            found: list[Any] = [None]
+            if self.runtime.is_main:
+                found[0] = self._refit(model, self.folds_at(lam)).to("cpu")
+            if self.runtime.world > 1:
+                dist.broadcast_object_list(found)
+            self.refits[lam] = found[0].to(self.runtime.device)
+        return self.refits[lam]
+
+    def _refit(self, model: Classifier, folds: Folds | None) -> CrossFit:
+        name = self.data.tasks.target
+        direction = target_direction(model, name) if self.in_tower else None
+        pictures = see_pictures(
+            model,
+            self.data,
+            in_tower=direction is not None,
+            crop_scale=self.views.crop_scale,
+            flip=self.views.flip,
+            dev=folds is not None,
+        )
+        return cross_fit(model, name, direction, pictures, folds)

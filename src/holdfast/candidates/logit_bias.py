@@ -88,7 +88,12 @@ def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float
     if not any(amounts):
         return [model] * len(amounts)
     direction = steady_direction(features_of(model, [data.constraint, data.target]))
-    return [with_lower_logit(model, data.tasks.target, amount, direction) if amount else model for amount in amounts]
+    return lowered_by(model, data.tasks.target, amounts, direction)
+
+
+def lowered_by(model: Classifier, name: str, amounts: Sequence[float], direction: Tensor) -> list[Classifier]:
+    """The model with a class's logit lowered by each of the amounts; for nothing it is the model itself."""
+    return [with_lower_logit(model, name, amount, direction) if amount else model for amount in amounts]
 
 
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:

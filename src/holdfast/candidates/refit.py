@@ -54,10 +54,19 @@ class TargetRefit:
     weights: Tensor  # p
     direction: Tensor | None  # d; None where the head of the class moves
 
+    start: Tensor | None = None  # the unknowns of the fit, from which a fit on nearly the same pictures begins
+
     def to(self, device: torch.device | str) -> TargetRefit:
         """The same on another device."""
         direction = None if self.direction is None else self.direction.to(device)
         return TargetRefit(self.name, self.weights.to(device), direction)
+
+    def steady_after(self, model: Classifier, pictures: Pictures) -> Tensor:
+        """The direction of a target bias (:func:`steady_direction`) by how the changed model sees these pictures."""
+        features = pictures.features.double()
+        if self.direction is not None:
+            features = features + (pictures.hidden.double() @ self.weights)[:, None] * self.direction.double()
+        return steady_direction(model.finished(features))
 
     @torch.no_grad()
     def applied(self, model: Classifier) -> Classifier:
@@ -69,6 +78,21 @@ class TargetRefit:
         assert layer is not None
         layer.add_(torch.outer(self.weights, self.direction).to(layer))
         return changed
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What a tower says of views of pictures: h (or E1 where the tower stays), E1 before normalisation, and classes."""
+
+    hidden: Tensor
+    features: Tensor
+    labels: Tensor  # class indices of the model
+    ids: tuple[str, ...]  # of the example that each is a view of
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a fit reads."""
+        return self.hidden, self.features, self.labels
 
 
 def refit_target(
@@ -85,7 +109,8 @@ def refit_target(
     """
     name = data.tasks.target
     direction = target_direction(model, name) if in_tower else None
-    return refit_from_features(model, name, direction, *_seen(model, data, direction is not None, crop_scale, flip))
+    seen = see_pictures(model, data, in_tower=direction is not None, crop_scale=crop_scale, flip=flip)
+    return refit_from_features(model, name, direction, *seen.tensors)
 
 
 @torch.no_grad()
@@ -97,11 +122,17 @@ def target_direction(model: Classifier, name: str) -> Tensor | None:
 
 
 def refit_from_features(
-    model: Classifier, name: str, direction: Tensor | None, hidden: Tensor, features: Tensor, labels: Tensor
+    model: Classifier,
+    name: str,
+    direction: Tensor | None,
+    hidden: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    start: TargetRefit | None = None,
 ) -> TargetRefit:
     """The same from what the tower says of pictures: h, E1 before normalisation, and class indices.
 
-    Without a direction the head of the class moves, and E1 stands in for h.
+    Without a direction the head of the class moves, and E1 stands in for h. A ``start`` that is near makes it fast.
     """
     row, tau = model.class_index(name), model.class_temperature
     hidden, features = hidden.double(), features.double()
@@ -119,10 +150,11 @@ def refit_from_features(
 
     share, margin = _IN_HEAD if direction is None else _IN_TOWER
     steady = steady_direction(entries)
-    found = _solve(entries, steady, logits, labels, row, moved, tau, share, margin)
+    unknown = None if start is None else start.start
+    found, unknown = _solve(entries, steady, logits, labels, row, moved, tau, share, margin, unknown)
     with torch.no_grad():
         more = _forward(lambda amount: moved(found + amount * tau * steady), logits, labels, row)
-    return TargetRefit(name, found + more * tau * steady, direction)
+    return TargetRefit(name, found + more * tau * steady, direction, unknown)
 
 
 def _forward(raised: Callable[[float], Tensor], logits: Tensor, labels: Tensor, row: int) -> float:
@@ -173,9 +205,11 @@ def _solve(
     temperature: float,
     share: float,
     margin: float,
-) -> Tensor:
-    """p of least loss: entries [n, width] as the target's logit sees them, logits [n, K] of before, in float64.
+    start: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """p of least loss, and the unknowns behind it, in float64.
 
+    ``entries`` [n, width] are as the target's logit sees them, ``logits`` [n, K] those of before.
     Unknown are the weights u of entries that are centred and scaled, under the ridge, and a free offset b. Centre and
     offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in for it.
     """
@@ -188,7 +222,8 @@ def _solve(
     weight = torch.where(labels == row, share, each).double() / counts[labels]
     place = torch.tensor([row], device=logits.device)
     room = margin * (labels != row)
-    unknown = torch.zeros(entries.shape[1] + 1, dtype=torch.float64, device=entries.device, requires_grad=True)
+    unknown = torch.zeros(entries.shape[1] + 1, dtype=torch.float64, device=entries.device)
+    unknown = (unknown if start is None else start.clone()).requires_grad_()
 
     def weights() -> Tensor:
         u, b = unknown[:-1], unknown[-1]
@@ -200,19 +235,28 @@ def _solve(
         return value + _RIDGE * unknown[:-1].square().sum()
 
     minimise(unknown, loss)
-    return weights().detach()
+    return weights().detach(), unknown.detach()
 
 
 @torch.no_grad()
-def _seen(
-    model: Classifier, data: RoundData, in_tower: bool, crop_scale: tuple[float, float], flip: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """h (or E1 where the tower stays), E1 before normalisation, and class indices of the round's pictures."""
-    sets: list[tuple[LabelledSet | PairSet, np.ndarray]] = []
-    for item, labels in (
+def see_pictures(
+    model: Classifier,
+    data: RoundData,
+    *,
+    in_tower: bool,
+    crop_scale: tuple[float, float],
+    flip: bool,
+    dev: bool = False,
+) -> Pictures:
+    """The round's training pictures, and dev pictures too where these are to teach."""
+    taught: list[tuple[LabelledSet | PairSet, np.ndarray]] = [
         (data.constraint, data.constraint.labels),
         (data.target, np.full(len(data.target), data.tasks.target_index)),
-    ):
+    ]
+    if dev:
+        taught.append((data.dev, data.dev.labels))
+    sets: list[tuple[LabelledSet | PairSet, np.ndarray]] = []
+    for item, labels in taught:
         rows = np.linspace(0, len(item) - 1, min(MOST // 2, len(item))).round().astype(np.int64)
         sets.append((item, np.stack([rows, labels[rows]])))
     count = sum(rows.shape[1] for _, rows in sets)
@@ -220,14 +264,16 @@ def _seen(
     places = [model.class_index(name) for name in data.tasks.classes]
     found: list[tuple[Tensor, Tensor]] = []
     labels_seen: list[int] = []
+    ids: list[str] = []
     for number in range(views):
         for which, (item, (rows, labels)) in enumerate(sets):
             seed = derive_seed("target fit", number, which)
             chosen = random_views(len(rows), seed, crop_scale=crop_scale, flip=flip) if number else None
             found.extend(_features(model, item, rows, chosen, in_tower))
             labels_seen.extend(places[label] for label in labels)
+            ids.extend(item.ids[row] for row in rows)
     hidden, features = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return hidden, features, torch.tensor(labels_seen, device=features.device)
+    return Pictures(hidden, features, torch.tensor(labels_seen, device=features.device), tuple(ids))
 
 
 def _features(

@@ -35,6 +35,14 @@ def import_(
     template: Annotated[
         str, typer.Option(help="With --classes, for two towers: the sentence that describes a class.")
     ] = "a photo of a {}",
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A sentence-transformers folder of a text tower, in place of the one in SOURCE, such as "
+            "clip-ViT-B-32-multilingual-v1.",
+        ),
+    ] = None,
 ) -> None:
     """Make a model folder of a model of another library, for `[model] start` of a round.
 
@@ -47,7 +55,7 @@ def import_(
     from holdfast.model.importers import import_model
 
     names = None if classes is None else _read_classes(classes)
-    found = import_model(source, architecture=architecture, classes=names, template=template)
+    found = import_model(source, architecture=architecture, classes=names, template=template, text=text)
     model = found.classifier
     extra = {"imported": found.source.words}
     if names and model.linear is None:

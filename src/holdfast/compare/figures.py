@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from holdfast.artifacts import write_atomic
 from holdfast.compare.choose import Cell
+from holdfast.compare.frontier import FrontierCell, Interval
 from holdfast.compare.over_rounds import History, classes_of
 from holdfast.compare.records import Curve
 from holdfast.evaluate.metrics import Comparison
@@ -202,6 +203,45 @@ def over_rounds(history: History) -> Figure:
         if not many:
             axis.legend(fontsize=7, frameon=False)
     return figure
+
+
+def frontier(cells: Sequence[FrontierCell]) -> Figure:
+    """Gain against the worst class's change, both on test images: one panel a column and kind, one line a row.
+
+    A line leads through the tolerances; up and to the right is better. Bars are the intervals over seeds.
+    """
+    panels = list(dict.fromkeys((cell.kind, cell.column) for cell in cells))
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    figure, axes = _grid(len(panels), 4.6, 3.6)
+    for axis, (kind, column) in zip(axes, panels, strict=True):
+        here = [cell for cell in cells if (cell.kind, cell.column) == (kind, column)]
+        for number, row in enumerate(rows):
+            line = sorted((cell for cell in here if cell.row == row), key=lambda cell: cell.tolerance)
+            across, up = [cell.worst for cell in line], [cell.gain for cell in line]
+            axis.errorbar(
+                [100 * item.mean for item in across],
+                [100 * item.mean for item in up],
+                xerr=_bars(across),
+                yerr=_bars(up),
+                color=_colour(number),
+                marker=SHAPES[number % len(SHAPES)],
+                ms=4,
+                lw=1,
+                elinewidth=0.5,
+                label=row,
+            )
+        axis.axvline(0, color="#b00020", lw=0.8)
+        axis.set(xlabel="worst protected class (points)", ylabel="gain of the target (points)")
+        axis.set_title(f"{column}, {kind}", fontsize=9)
+    if axes:
+        axes[0].legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _bars(intervals: Sequence[Interval]) -> list[list[float]]:
+    """Distances below and above the means, in points."""
+    below = [100 * max(0.0, item.mean - item.low) for item in intervals]
+    return [below, [100 * max(0.0, item.high - item.mean) for item in intervals]]
 
 
 def weights(rows: Mapping[str, Sequence[tuple[int, Mapping[str, float | None]]]], bins: int = 40) -> Figure:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from holdfast.artifacts import fingerprint_json
 from holdfast.config import RoundConfig, TuneConfig, parse, read_toml
-from holdfast.config.base import Config, Many, NonNegative, Positive
+from holdfast.config.base import Config, Fraction, Many, NonNegative, Positive
 from holdfast.config.method import split_file
 from holdfast.errors import UserError, nearest
 from holdfast.methods.registry import known_names, short_name
@@ -101,6 +101,10 @@ class StudyConfig(Config):
     result: Literal["checkpoint", "shipped"] = "checkpoint"
     """What a job stands for: its best checkpoint by the rule of choice, safe or not; or what `develop` hands back:
     interpolated, refitted, biased and certified, or the old model."""
+    tolerances: Many[Fraction] = ()
+    """Points of the frontier: how much accuracy a protected class may lose on dev images, such as [0.0, 0.01, 0.02].
+    Each job scores on test images what gains most within each of them: its checkpoints as they were trained and, where
+    it ships, its candidates. Checkpoints beyond evaluate.keep_candidates have no weights and take no part."""
     epoch: Positive | None = None
     """Steps that the figures call an epoch. Default: they count steps."""
     methods: Annotated[Many[MethodEntry], Field(min_length=1)]
@@ -110,7 +114,8 @@ class StudyConfig(Config):
         if self.sizes and self.column:
             raise ValueError("give either sizes or [column], not both")
         labels = [entry.title for entry in self.methods]
-        for what, values in (("methods", labels), ("seeds", map(str, self.seeds)), ("sizes", map(str, self.sizes))):
+        repeatable = (("seeds", self.seeds), ("sizes", self.sizes), ("tolerances", self.tolerances))
+        for what, values in (("methods", labels), *((what, map(str, given)) for what, given in repeatable)):
             named = list(values)
             twice = sorted({item for item in named if named.count(item) > 1})
             if twice:
@@ -124,6 +129,11 @@ class StudyConfig(Config):
                 raise ValueError(f"round.{key} belongs to [[methods]] and seeds")
         if self.result == "shipped" and any(entry.name == WISE_FT for entry in self.methods):
             raise ValueError("what ships is interpolated already: wise_ft belongs to studies of checkpoints")
+        if self.tolerances and any(entry.name == WISE_FT for entry in self.methods):
+            raise ValueError(
+                "wise_ft has no checkpoints of its own for a frontier: give the row that it interpolates "
+                "`candidates.refit_target = false` and `candidates.target_bias = [0.0]` in a study of what ships"
+            )
         if self.after and self.base:
             raise ValueError("a study starts from a base of its own or from another study's choice, not both")
         return self
@@ -154,6 +164,7 @@ class Job:
     parent: Path | None = None  # wise_ft: the job whose last weights are interpolated
     position: float = 1.0  # wise_ft: lambda
     result: Literal["checkpoint", "shipped"] = "checkpoint"  # what the job stands for in the tables
+    tolerances: tuple[float, ...] = ()  # points of the frontier
 
     @property
     def setting_text(self) -> str:
@@ -346,7 +357,8 @@ def _seeds(
             result == "shipped"
         ):  # every job queries the sealed images in a ledger of its own: it measures, ships nothing
             own = own.model_copy(update={"certify": own.certify.model_copy(update={"ledger": folder / "ledger"})})
-        yield Job(entry.title, column, setting, seed, own, folder, study.root, keep_last, result=result)
+        common = (entry.title, column, setting, seed, own, folder, study.root, keep_last)
+        yield Job(*common, result=result, tolerances=study.config.tolerances)
 
 
 def _key(study: Study, config: RoundConfig) -> str:
@@ -361,6 +373,8 @@ def _key(study: Study, config: RoundConfig) -> str:
         values["model"]["start"] = fingerprint_json(study.config.base.model_dump(mode="json", exclude_unset=True))
     if study.config.result != "checkpoint":
         values["result"] = study.config.result
+    if study.config.tolerances:
+        values["tolerances"] = list(study.config.tolerances)
     return fingerprint_json(values).removeprefix("sha256:")[:8]
 
 

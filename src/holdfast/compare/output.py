@@ -10,6 +10,7 @@ import numpy as np
 
 from holdfast.artifacts import write_json, write_text
 from holdfast.compare.choose import Cell, Choice, cells, read_records, scores_by_place
+from holdfast.compare.frontier import FrontierCell, frontier_cells, frontier_json, frontier_table
 from holdfast.compare.grid import Job, Study
 from holdfast.compare.over_rounds import History, rounds_table, with_this_round
 from holdfast.compare.records import Curve, JobFolder, JobRecord
@@ -29,7 +30,7 @@ def write_outputs(
     figures: bool,
     earlier: History | None = None,
 ) -> list[Path]:
-    """``jobs.csv`` always; tables once test was scored; figures where they are wanted.
+    """``jobs.csv`` always; tables once test was scored; figures where they are wanted; the frontier as far as it goes.
 
     ``earlier`` are the rounds that this study's own began from: with them come the classes' accuracies over rounds.
     """
@@ -46,8 +47,22 @@ def write_outputs(
     if rounds:
         title = f"{study.config.title or study.name}: every class over rounds"
         files += write_table(rounds_table(title, rounds), out, "rounds")
+    on_frontier = frontier_cells(jobs, records) if study.config.tolerances else []
+    if on_frontier:
+        files += _frontier(study, on_frontier, out, figures=figures)
     if figures and found:
         files += _figures(study, choices, scores, found, rounds, out / "figures")
+    return files
+
+
+def _frontier(study: Study, on_frontier: list[FrontierCell], out: Path, *, figures: bool) -> list[Path]:
+    write_json(out / "frontier.json", frontier_json(on_frontier))
+    title = f"{study.config.title or study.name}: gain within a tolerance"
+    files = [out / "frontier.json", *write_table(frontier_table(title, on_frontier), out, "frontier")]
+    if figures:
+        from holdfast.compare import figures as draw
+
+        files.append(draw.save(draw.frontier(on_frontier), out / "figures" / "frontier.png"))
     return files
 
 

@@ -5,7 +5,7 @@ Nothing here imports torch, and nothing holds more than one job's details at a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +90,11 @@ class JobFolder:
         """The chosen checkpoint on test images, task by task; there only where the job's setting was chosen."""
         return self.root / "test.json"
 
+    @property
+    def frontier(self) -> Path:
+        """What gains most within each tolerance, on dev and test images; there only where a study has tolerances."""
+        return self.root / "frontier.json"
+
     def read(self) -> JobRecord:
         """The record; a job that has none waits."""
         if not self.record_file.exists():
@@ -141,14 +146,59 @@ _COLUMNS = ("examples", "old_correct", "new_correct", "gained", "lost", "old_los
 
 def write_comparison(path: Path, compared: Comparison) -> None:
     """A comparison, task by task: one list a quantity, which reads ten times as fast as one table a task."""
-    columns = {name: [getattr(task, name) for task in compared.tasks.values()] for name in _COLUMNS}
-    write_text(path, canonical_json({"target": compared.target, "tasks": list(compared.tasks), **columns}) + "\n")
+    write_text(path, canonical_json(_comparison_values(compared)) + "\n")
 
 
 def read_comparison(path: Path) -> Comparison:
     """The inverse of :func:`write_comparison`."""
-    values = read_json(path)
+    return _comparison_of(read_json(path))
+
+
+def _comparison_values(compared: Comparison) -> dict[str, Any]:
+    columns = {name: [getattr(task, name) for task in compared.tasks.values()] for name in _COLUMNS}
+    return {"target": compared.target, "tasks": list(compared.tasks), **columns}
+
+
+def _comparison_of(values: Mapping[str, Any]) -> Comparison:
     rows = zip(*(values[name] for name in _COLUMNS), strict=True)
     return Comparison(
         values["target"], {name: TaskChange(*row) for name, row in zip(values["tasks"], rows, strict=True)}
     )
+
+
+Kind = Literal["trained", "shipped"]
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """What gains most on dev images within a tolerance, and what it scored on test images."""
+
+    kind: Kind  # among the checkpoints as they were trained, or the candidates for shipping
+    tolerance: float
+    model: str  # name of the checkpoint or candidate; "old" where nothing gained within the tolerance
+    dev: Comparison
+    test: Comparison
+
+
+def write_frontier(path: Path, points: Sequence[FrontierPoint]) -> None:
+    """The points of a job."""
+    values = [
+        {"kind": point.kind, "tolerance": point.tolerance, "model": point.model}
+        | {"dev": _comparison_values(point.dev), "test": _comparison_values(point.test)}
+        for point in points
+    ]
+    write_text(path, canonical_json({"points": values}) + "\n")
+
+
+def read_frontier(path: Path) -> list[FrontierPoint]:
+    """The inverse of :func:`write_frontier`."""
+    return [
+        FrontierPoint(
+            entry["kind"],
+            entry["tolerance"],
+            entry["model"],
+            _comparison_of(entry["dev"]),
+            _comparison_of(entry["test"]),
+        )
+        for entry in read_json(path)["points"]
+    ]

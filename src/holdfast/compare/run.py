@@ -8,6 +8,7 @@ refitted, biased and certified, or the old model.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 import traceback
@@ -16,8 +17,19 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.artifacts import RunFolder, read_json, read_predictions, write_json, write_predictions
+from holdfast.candidates.select import Candidate
+from holdfast.compare.frontier import OLD, best_within
 from holdfast.compare.grid import Job
-from holdfast.compare.records import JobFolder, JobRecord, Score, read_comparison, write_comparison
+from holdfast.compare.records import (
+    FrontierPoint,
+    JobFolder,
+    JobRecord,
+    Kind,
+    Score,
+    read_comparison,
+    write_comparison,
+    write_frontier,
+)
 from holdfast.errors import HoldfastError, Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison
 from holdfast.model.classifier import Classifier
@@ -77,7 +89,7 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
         began = time.perf_counter()
         round_.train()
         training_seconds = time.perf_counter() - began
-        record = _shipped(round_, folder) if job.result == "shipped" else _checkpoint(round_, job, folder)
+        record = _shipped(round_, job, folder) if job.result == "shipped" else _checkpoint(round_, job, folder)
     # What only resuming needs is three times the size of a model.
     shutil.rmtree(folder.run.checkpoints, ignore_errors=True)
     write_json(folder.run.state, {**read_json(folder.run.state), "status": "done"})
@@ -88,6 +100,7 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
 def _checkpoint(round_: Round, job: Job, folder: JobFolder) -> JobRecord:
     """The best checkpoint by the rule of choice. Its weights are kept, and the last ones where a row needs them."""
     best, last = round_.best_checkpoint(), checkpoint_name(job.config.last_step)
+    _write_frontier(round_, job, folder)
     for path in folder.run.candidates.iterdir():
         if path.name != best and not (job.keep_last and path.name == last):
             shutil.rmtree(path)
@@ -98,9 +111,11 @@ def _checkpoint(round_: Round, job: Job, folder: JobFolder) -> JobRecord:
     return JobRecord("done", int(best.removeprefix("step-")), Score.of(compared))
 
 
-def _shipped(round_: Round, folder: JobFolder) -> JobRecord:
+def _shipped(round_: Round, job: Job, folder: JobFolder) -> JobRecord:
     """What ``develop`` would hand back: on dev images where it is chosen, on sealed ones where it is certified."""
-    round_.write_result(round_.decide())
+    decision = round_.decide()
+    _write_frontier(round_, job, folder)  # before the checkpoints are cleared away
+    round_.write_result(decision)
     result = read_result(folder.run)
     compared = (
         result.decision.shipped.dev if result.decision.shipped else round_.compare(round_.old_dev, round_.old_dev)
@@ -112,6 +127,44 @@ def _shipped(round_: Round, folder: JobFolder) -> JobRecord:
         shutil.rmtree(path, ignore_errors=True)
     best = int(result.candidates[0].step.removeprefix("step-"))
     return JobRecord("done", best, Score.of(compared), verdict=result.decision.verdict, shipped=result.chosen)
+
+
+# -- the frontier -----------------------------------------------------------------------------------------------------
+
+
+def _write_frontier(round_: Round, job: Job, folder: JobFolder) -> None:
+    """Score on test images what gains most on dev images within each tolerance, of either kind; each model once."""
+    if not job.tolerances:
+        return
+    kept = {path.name for path in folder.run.candidates.iterdir()}
+    trained = {name: compared for name, compared in round_.evaluations() if name in kept}
+    pools: dict[Kind, dict[str, Comparison]] = {"trained": trained}
+    candidates: dict[str, Candidate] = {}
+    if job.result == "shipped":
+        candidates = {candidate.name: candidate for candidate in round_.settled()}
+        pools["shipped"] = {name: candidate.dev for name, candidate in candidates.items()}
+    old = round_.compare(round_.old_dev, round_.old_dev)
+
+    @functools.cache
+    def judged(kind: Kind, name: str) -> Comparison:
+        if name == OLD:
+            return _on_test(round_, None)
+        made = round_.model(candidates[name]) if kind == "shipped" else load_model(folder.run.candidates / name)
+        return _on_test(round_, made.to(round_.runtime.device))
+
+    points: list[FrontierPoint] = []
+    for kind, pool in pools.items():
+        for tolerance in job.tolerances:
+            name = best_within(pool, tolerance) or OLD
+            points.append(FrontierPoint(kind, tolerance, name, pool.get(name, old), judged(kind, name)))
+    write_frontier(folder.frontier, points)
+
+
+def _on_test(round_: Round, model: Classifier | None) -> Comparison:
+    compared = round_.score_test(model)
+    if compared is None:
+        raise UserError("the round has no test images", do="give [round.data.roles] test, or a test split")
+    return compared
 
 
 # -- interpolation ----------------------------------------------------------------------------------------------------
@@ -155,8 +208,6 @@ def score_test(job: Job) -> Comparison:
         return read_comparison(folder.test)
     with started(job.config.train.device) as runtime:
         round_ = Round(job.config, job.root, folder.run, runtime, begun=True)
-        compared = round_.score_test(_chosen(job, round_))
-    if compared is None:
-        raise UserError("the round has no test images", do="give [round.data.roles] test, or a test split")
+        compared = _on_test(round_, _chosen(job, round_))
     write_comparison(folder.test, compared)
     return compared

@@ -35,6 +35,9 @@ class ModelConfig(Config):
     start: FilePath | None = None
     """A holdfast model folder (of `holdfast tune`, `holdfast import` or an earlier round), or a transformers or
     sentence-transformers CLIP or SigLIP, timm or OpenCLIP folder as it is. Excludes architecture and weights."""
+    text: FilePath | None = None
+    """A sentence-transformers folder of a text tower (Transformer, Pooling, Dense) in place of the one that start has,
+    such as clip-ViT-B-32-multilingual-v1. Only where start is a transformers or sentence-transformers folder."""
     architecture: str | None = None
     """An OpenCLIP architecture such as ViT-B-16; `conse`, a zero-shot model of holdfast[parts] that needs no weights;
     or `tiny`, which is built offline. `conse-128` takes pictures of 128 pixels in place of 224."""
@@ -53,6 +56,8 @@ class ModelConfig(Config):
             raise ValueError("give either start (a model folder) or architecture and weights, not both")
         if self.start is None and not self.architecture:
             raise ValueError("give start (a model folder) or architecture (and weights)")
+        if self.text is not None and self.start is None:
+            raise ValueError("text is the text tower for the image tower in start: give start too")
         return self
 
 
@@ -189,6 +194,11 @@ class CandidatesConfig(Config):
     """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
     they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
     frozen."""
+    folds: Annotated[int, Field(ge=0)] = 5
+    """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
+    out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
+    model has not seen, by its record or because its weights were published by others. 0 fits on training images
+    alone."""
     target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
     the target less often take fewer images away from protected classes."""
@@ -210,6 +220,8 @@ class CandidatesConfig(Config):
             raise ValueError(f"interpolation {self.interpolation} must lie in [0, 1]")
         if not self.lambdas:
             raise ValueError(f"interpolation {self.interpolation} leaves no candidate but the old model")
+        if self.folds == 1:
+            raise ValueError("folds = 1 leaves nothing to fit on: at least 2, or 0 for none")
         if not self.target_bias or any(bias < 0 for bias in self.target_bias):
             raise ValueError(f"target_bias {self.target_bias} must hold at least one number, and none below 0")
         return self

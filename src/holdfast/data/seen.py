@@ -39,16 +39,17 @@ class Use(StrEnum):
     """What an image served a model, or its ancestors, as."""
 
     TRAINED = "trained"
+    FITTED = "fitted"  # dev: chosen by, and the target's logit was fitted on it
     CHOSEN = "chosen"  # dev: looked at, and chosen by
     SEALED = "sealed"
 
 
-_STRONGEST = (Use.TRAINED, Use.CHOSEN, Use.SEALED)
+_STRONGEST = (Use.TRAINED, Use.FITTED, Use.CHOSEN, Use.SEALED)
 # An image of this role may not have been used so by the old model: it would judge what it taught.
 _FORBIDDEN: dict[Role, tuple[Use, ...]] = {
     Role.DEV: (Use.TRAINED,),
-    Role.SEALED: (Use.TRAINED, Use.CHOSEN),
-    Role.TEST: (Use.TRAINED, Use.CHOSEN),
+    Role.SEALED: (Use.TRAINED, Use.FITTED, Use.CHOSEN),
+    Role.TEST: (Use.TRAINED, Use.FITTED, Use.CHOSEN),
 }
 
 
@@ -121,11 +122,15 @@ def read_seen(folder: Path, description: Mapping[str, Any]) -> Seen:
     return Seen(uses, described.get("record") == "complete")
 
 
-def seen_in_round(assembled: Assembled) -> Seen:
-    """What a round trains on and chooses by; base images are those that its old model was made with."""
+def seen_in_round(assembled: Assembled, *, fitted: bool = False) -> Seen:
+    """What a round trains on and chooses by; base images are those that its old model was made with.
+
+    ``fitted``: the images that it chooses by have taught the target's logit as well.
+    """
     data, pictures = assembled.data, assembled.pictures
     trained = [*data.target.ids, *data.negatives.ids, *data.constraint.ids, *_with_role(assembled.roles, Role.BASE)]
-    groups = ((trained, Use.TRAINED), (data.dev.ids, Use.CHOSEN), (data.sealed_ids, Use.SEALED))
+    dev = Use.FITTED if fitted else Use.CHOSEN
+    groups = ((trained, Use.TRAINED), (data.dev.ids, dev), (data.sealed_ids, Use.SEALED))
     return Seen.of((item, pictures.get(item, item), use) for ids, use in groups for item in ids)
 
 
@@ -154,7 +159,7 @@ def refuse_seen(surveyed: Survey, seen: Seen, start: Path) -> None:
                 image_key(assigned.ids[p]) in keys or image_key(assigned.pictures[p]) in keys for p in positions
             )
             if count:
-                how = "trained on" if use is Use.TRAINED else "chosen by"
+                how = {Use.TRAINED: "trained on", Use.FITTED: "fitted on"}.get(use, "chosen by")
                 found.append(f"{count} of {len(positions)} {role.value} images were {how}")
     if found:
         raise UserError(

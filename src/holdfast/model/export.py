@@ -16,6 +16,7 @@ from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import export_openclip, model_fingerprint, new_folder
 from holdfast.model.image_towers import ImageTowers
+from holdfast.model.pair_towers import PairTowers
 from holdfast.model.sentence_towers import SentenceTowers
 from holdfast.model.transformers_towers import TransformersTowers, quiet
 
@@ -32,6 +33,8 @@ def export_model(classifier: Classifier, folder: Path) -> None:
         raise UserError("the model has no classes to export", do="develop it first, or import it with --classes FILE")
     elif isinstance(towers, TransformersTowers):
         _export_transformers(classifier, towers, folder)
+    elif isinstance(towers, PairTowers):
+        _export_pair(classifier, towers, folder)
     elif isinstance(towers, SentenceTowers):
         _export_program(classifier, towers, folder)
     else:
@@ -40,30 +43,63 @@ def export_model(classifier: Classifier, folder: Path) -> None:
 
 def _export_transformers(classifier: Classifier, towers: TransformersTowers, folder: Path) -> None:
     """``from_pretrained(FOLDER)`` finds model, tokenizer and preprocessing; the folded classifier lies beside them."""
+    with new_folder(folder) as temporary:
+        _write_transformers(towers, temporary)
+        _write_classifier(classifier, _how(towers, "FOLDER"), temporary)
+
+
+def _export_pair(classifier: Classifier, towers: PairTowers, folder: Path) -> None:
+    """Two folders, ``image`` and ``text``, as they came; the folded classifier lies beside them."""
+    with new_folder(folder) as temporary:
+        _write_transformers(towers.image, temporary / "image")
+        _write_text(towers, temporary / "text")
+        _write_classifier(classifier, _how(towers.image, "FOLDER/image"), temporary)
+
+
+def _write_transformers(towers: TransformersTowers, folder: Path) -> None:
+    layout = towers.layout
+    inside = folder / Path(layout["path"]).name if layout else folder
+    inside.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        towers.source_model().save_pretrained(inside)
+    for name, content in towers.assets().items():
+        (inside / name).write_bytes(content)
+    for name, content in (layout["files"] if layout else {}).items():
+        write_json((inside if "/" in name else folder) / Path(name).name, content)
+
+
+def _write_text(towers: PairTowers, folder: Path) -> None:
+    layout = towers.settings.layout
+    # Names come from a file that somebody may have changed: none of them leads out of the folder.
+    encoder, dense = folder / Path(layout["encoder"]).name, folder / Path(layout["dense"]).name
+    for place in (encoder, dense):
+        place.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        copy.deepcopy(towers.sentence).cpu().save_pretrained(encoder)
+    for name, content in towers.text_files().items():
+        (encoder / Path(name).name).write_bytes(content)
+    for name, content in layout["files"].items():
+        place = folder / Path(name).parent.name
+        place.mkdir(exist_ok=True)
+        write_json(place / Path(name).name, content)
+    save_file(towers.dense_state(), dense / "model.safetensors")
+
+
+def _write_classifier(classifier: Classifier, how: list[str], folder: Path) -> None:
     with torch.no_grad():
         matrix = classifier.class_matrix().detach().cpu().contiguous()
-    layout = towers.layout
-    with new_folder(folder) as temporary:
-        inside = temporary / Path(layout["path"]).name if layout else temporary
-        inside.mkdir(exist_ok=True)
-        with quiet():
-            towers.source_model().save_pretrained(inside)
-        for name, content in towers.assets().items():
-            (inside / name).write_bytes(content)
-        for name, content in (layout["files"] if layout else {}).items():
-            write_json((inside if "/" in name else temporary) / Path(name).name, content)
-        save_file({"classifier": matrix}, temporary / "classifier.safetensors")
-        write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), _how(towers)))
+    save_file({"classifier": matrix}, folder / "classifier.safetensors")
+    write_json(folder / "holdfast.json", _record(classifier, list(classifier.classes), how))
 
 
-def _how(towers: TransformersTowers) -> list[str]:
+def _how(towers: TransformersTowers, folder: str) -> list[str]:
     matrix = "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']"
     if towers.layout is not None:
         features = "features = model.encode(pictures, convert_to_tensor=True, normalize_embeddings=True)"
-        model = "model = sentence_transformers.SentenceTransformer('FOLDER')"
+        model = f"model = sentence_transformers.SentenceTransformer('{folder}')"
     else:
         features = "features = torch.nn.functional.normalize(model.get_image_features(images).pooler_output, dim=-1)"
-        model = "model = transformers.AutoModel.from_pretrained('FOLDER')"
+        model = f"model = transformers.AutoModel.from_pretrained('{folder}')"
     return [model, matrix, features, "logits = features @ matrix.T / class_temperature"]
 
 
@@ -83,20 +119,18 @@ def _export_program(classifier: Classifier, towers: SentenceTowers, folder: Path
     size = towers.preprocess.size
     tower = _ImageTower(copy.deepcopy(towers).cpu().requires_grad_(False))
     with torch.no_grad():
-        matrix = classifier.class_matrix().detach().cpu().contiguous()
         pictures = torch.zeros(2, 3, size, size, dtype=towers.projection.dtype)
         batch = torch.export.Dim("batch", min=1)
         program = torch.export.export(tower, (pictures,), dynamic_shapes={"images": {0: batch}})
     with new_folder(folder) as temporary:
         torch.export.save(program, temporary / "image_tower.pt2")
-        save_file({"classifier": matrix}, temporary / "classifier.safetensors")
         how = [
             "tower = torch.export.load('image_tower.pt2').module()",
             "matrix = safetensors.torch.load_file('classifier.safetensors')['classifier']",
             "features = torch.nn.functional.normalize(tower(images), dim=-1)",
             "logits = features @ matrix.T / class_temperature",
         ]
-        write_json(temporary / "holdfast.json", _record(classifier, list(classifier.classes), how))
+        _write_classifier(classifier, how, temporary)
 
 
 def _export_image(classifier: Classifier, towers: ImageTowers, folder: Path) -> None:

@@ -245,7 +245,7 @@ def _not_writable(folder: Path, error: OSError) -> UserError:
 
 
 def _sync(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
+    for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

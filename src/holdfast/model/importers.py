@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from holdfast.artifacts import read_json, read_regular
@@ -25,19 +21,17 @@ from holdfast.errors import HoldfastError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.devsafety import has_heads, head_round, split_heads
 from holdfast.model.image_towers import LIBRARIES, ImageTowers, create_model, find_head, head_rows
+from holdfast.model.import_checks import MAX_FILE, compare, random_pixels, read_state, unreadable, without_dtype
+from holdfast.model.import_text import projected, with_text_tower
 from holdfast.model.openclip import load_folder, load_towers, towers_from_state
 from holdfast.model.sources import CONFIG, MODULES, ModelSource, SourceKind, identify, sentence_modules
+from holdfast.model.text_modules import SENTENCE_FILES, check_pair
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.model.transformers_towers import PREPROCESSOR, PROCESSOR, TOKENIZER_FILES, TransformersTowers, quiet
 
 CLASS_TEMPERATURE = 0.05  # tau_0 of two towers, as for OpenCLIP's; the head of an image classifier brings its own scale
-_TOLERANCE = 1e-5  # relative to the largest output, or absolute where that is below 1
-_MAX_FILE = 1 << 28
 _IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _PILLOW = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
-_SENTENCE_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
-_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys that training loops put the weights under
-_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, torch.compile, Lightning
 
 
 @dataclass(frozen=True)
@@ -55,12 +49,16 @@ def import_model(
     architecture: str | None = None,
     classes: Sequence[str] | None = None,
     template: str = "a photo of a {}",
+    text: Path | None = None,
 ) -> ImportedModel:
     """A classifier with the weights and outputs of another library's model.
 
     ``architecture`` is what a checkpoint file is of: an OpenCLIP name, ``timm:NAME`` or ``torchvision:NAME``. Two
     towers need no ``classes``: a round brings its own. Those of an image classifier are in the order of its outputs.
+    ``text`` is the sentence-transformers folder of a text tower that takes the place of the model's own.
     """
+    if text is not None:
+        check_pair(path, text)
     source = identify(path)
     if source is None or not source.can_import:
         raise UserError(
@@ -88,11 +86,15 @@ def import_model(
         towers, notes = _transformers_folder(path)
     elif source.kind == SourceKind.SENTENCE_TRANSFORMERS:
         towers, notes = _sentence_transformers_folder(path)
-    elif source.kind == SourceKind.CHECKPOINT and has_heads(state := _read_state(path)):
+    elif source.kind == SourceKind.CHECKPOINT and has_heads(state := read_state(path)):
         return _with_task_heads(source, str(architecture), state, classes or (), template)
     else:
         towers = load_towers(str(architecture), path) if source.kind == SourceKind.CHECKPOINT else load_folder(path)
         notes = ()
+    if text is not None:
+        assert isinstance(towers, TransformersTowers)
+        towers = with_text_tower(towers, text)
+        source = replace(source, words=f"{source.words}, with the text tower of a second one")
     return ImportedModel(_with_prompts(towers, classes or (), template), source, notes)
 
 
@@ -124,7 +126,7 @@ def _sentence_transformers_folder(folder: Path) -> tuple[TransformersTowers, tup
     """The model of its first module; what says how the modules go together is kept for the way back."""
     place = sentence_modules(folder)[0][1]
     towers, notes = _transformers_folder(folder / place)
-    files = {MODULES, *_SENTENCE_FILES} | {f"{place}/{name}" for name in _SENTENCE_FILES if place}
+    files = {MODULES, *SENTENCE_FILES} | {f"{place}/{name}" for name in SENTENCE_FILES if place}
     kept = {name: read_json(folder / name) for name in sorted(files) if (folder / name).is_file()}
     towers.layout = {"path": place, "files": kept}
     return towers, notes
@@ -133,7 +135,7 @@ def _sentence_transformers_folder(folder: Path) -> tuple[TransformersTowers, tup
 def _transformers_folder(folder: Path) -> tuple[TransformersTowers, tuple[str, ...]]:
     import transformers
 
-    config = _without_dtype(read_json(folder / CONFIG))
+    config = without_dtype(read_json(folder / CONFIG))
     kind: Any = transformers.CLIPModel if config["model_type"] == "clip" else transformers.SiglipModel
     try:
         with quiet():
@@ -141,12 +143,12 @@ def _transformers_folder(folder: Path) -> tuple[TransformersTowers, tuple[str, .
                 folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
             )
     except Exception as error:  # the library raises what it likes for a file that is missing, cut short or another's
-        raise _unreadable(folder, error) from error
+        raise unreadable(folder, error) from error
     missing = sorted({str(name) for key in ("missing_keys", "mismatched_keys") for name in info.get(key, ())})
     if missing:
         raise UserError(f"{folder} does not hold all weights of its model", found=", ".join(missing[:5]))
     files = {
-        name: read_regular(folder / name, _MAX_FILE)
+        name: read_regular(folder / name, MAX_FILE)
         for name in (*TOKENIZER_FILES, PREPROCESSOR, PROCESSOR)
         if (folder / name).is_file()
     }
@@ -155,29 +157,13 @@ def _transformers_folder(folder: Path) -> tuple[TransformersTowers, tuple[str, .
     model = model.eval()
     source = copy.deepcopy(model)
     towers = TransformersTowers(config, preprocess, files, model)
-    pixels = _pixels(size)
+    pixels = random_pixels(size)
     tokens = towers.tokenize(["a photo of a dog", "a much longer sentence about the weather on a glacier"])
-    _compare(
+    compare(
         lambda: towers.image_features(pixels), lambda: source.get_image_features(pixels).pooler_output, "image features"
     )
-    _compare(
-        lambda: _projected(towers, tokens), lambda: source.get_text_features(tokens).pooler_output, "text features"
-    )
+    compare(lambda: projected(towers, tokens), lambda: source.get_text_features(tokens).pooler_output, "text features")
     return towers, notes
-
-
-def _projected(towers: TwoTowers, tokens: Tensor) -> Tensor:
-    features, bias = towers.text_backbone(tokens) @ towers.projection, towers.projection_bias
-    return features if bias is None else features + bias
-
-
-def _without_dtype(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model in float32, whatever its weights were stored in."""
-    plain = {name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")}
-    for part in ("text_config", "vision_config"):
-        if isinstance(plain.get(part), dict):
-            plain[part] = _without_dtype(plain[part])
-    return plain
 
 
 def _image_processor(folder: Path) -> dict[str, Any]:
@@ -252,7 +238,7 @@ def _image_classifier(
     classes: Sequence[str] | None,
     view: dict[str, Any],
 ) -> tuple[Classifier, tuple[str, ...]]:
-    state = _read_state(weights)
+    state = read_state(weights)
     with torch.device("meta"):  # shapes alone: the name of its last layer tells the number of classes
         head_path, _ = find_head(blank := _build(library, architecture, arguments, 1000), 1000)
     rows = state.get(f"{head_path}.weight")
@@ -281,8 +267,8 @@ def _image_classifier(
     towers = ImageTowers(library, architecture, arguments, names, preprocess, copy.deepcopy(source))
     classifier = Classifier(towers, names, [(name,) for name in names], 1.0)
     classifier.linear = nn.Parameter(head_rows(head))
-    pixels = _pixels(preprocess.size)
-    _compare(lambda: classifier.logits(pixels), lambda: source(pixels), "logits")
+    pixels = random_pixels(preprocess.size)
+    compare(lambda: classifier.logits(pixels), lambda: source(pixels), "logits")
     return classifier.eval(), notes
 
 
@@ -354,54 +340,3 @@ def _classifier_view(record: dict[str, Any], arguments: dict[str, Any]) -> tuple
     if mode in (None, "center") or (mode == SQUASH and edge == size):
         return view, ()
     return view, (f"the source frames pictures by {mode!r}, which holdfast does not know: it crops the centre",)
-
-
-# -- weights and comparison -------------------------------------------------------------------------------------------
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    """Tensors by name out of a safetensors or torch file: nothing in it is run."""
-    unreadable = (SafetensorError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, OSError, RuntimeError)
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (*unreadable, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _unreadable(path, error) from error
-    for key in _WRAPPERS:
-        if isinstance(found, dict) and isinstance(found.get(key), dict):  # pyright: ignore[reportUnknownMemberType]
-            found = found[key]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):  # pyright: ignore[reportUnknownVariableType]
-        raise UserError(f"{path} cannot be read as weights", expected="tensors by name, as model.state_dict() has them")
-    state = cast("dict[str, Tensor]", found)
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{path} cannot be read as weights",
-        expected="a whole safetensors file, or a torch file of tensors (model.state_dict())",
-        found=(str(error).splitlines() or [type(error).__name__])[0][:200],
-    )
-
-
-def _pixels(size: int) -> Tensor:
-    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
-def _compare(imported: Callable[[], Tensor], source: Callable[[], Tensor], what: str) -> None:
-    expected, found = source(), imported()
-    allowed = _TOLERANCE * max(1.0, float(expected.abs().max()))
-    difference = float((expected - found).abs().max()) if expected.shape == found.shape else float("inf")
-    if not difference <= allowed:
-        raise UserError(
-            f"the imported model's {what} are not the source's: nothing was written",
-            expected=f"a difference of at most {allowed:.0e}",
-            found=f"{difference:.1e}",
-            do="the model ends in something else than holdfast takes it for: please report its architecture",
-        )

@@ -26,6 +26,7 @@ from holdfast.errors import HoldfastError, UserError, nearest
 from holdfast.model.conse import ConseTowers
 from holdfast.model.devsafety import has_heads
 from holdfast.model.image_towers import ImageTowers
+from holdfast.model.pair_towers import PairTowers
 from holdfast.model.parts import PartTowers
 from holdfast.model.sources import OPENCLIP_DESCRIPTION
 from holdfast.model.towers import Preprocess, TwoTowers
@@ -271,6 +272,7 @@ TOWERS: dict[str, Callable[[dict[str, Any], dict[str, bytes]], TwoTowers]] = {
     "parts": PartTowers.from_spec,
     "conse": ConseTowers.from_spec,
     "transformers": TransformersTowers.from_spec,
+    "pair": PairTowers.from_spec,
     "image": ImageTowers.from_spec,
 }
 

@@ -15,7 +15,7 @@ DESCRIPTION, OPENCLIP_DESCRIPTION, CONFIG = "model.json", "open_clip_config.json
 MODULES = "modules.json"
 _FAMILIES = {"clip": "CLIP", "siglip": "SigLIP"}  # of transformers, that holdfast reads
 _ENCODERS = ("CLIPModel", "Transformer")  # modules of sentence-transformers that may hold both towers
-_WITHOUT_EFFECT = ("Normalize",)  # features are normalised anyway
+WITHOUT_EFFECT = ("Normalize",)  # features are normalised anyway
 
 
 class SourceKind(StrEnum):
@@ -111,9 +111,9 @@ def _of_modules(path: Path) -> ModelSource:
             SourceKind.OTHER,
             "a sentence-transformers folder that encodes texts alone",
             hint="a model that is to be improved needs an image encoder: import a sentence-transformers folder of a "
-            "CLIP model, such as clip-ViT-B-32",
+            f"CLIP model, such as clip-ViT-B-32; a text tower made for it is given as --text {path}",
         )
-    further = [name for name, _ in others if name not in _WITHOUT_EFFECT]
+    further = [name for name, _ in others if name not in WITHOUT_EFFECT]
     if further:
         words = f"a sentence-transformers folder of a CLIP model followed by {', '.join(further)}"
         return ModelSource(path, SourceKind.OTHER, words)

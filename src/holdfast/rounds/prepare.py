@@ -13,7 +13,7 @@ from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, 
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
 from holdfast.data.loader import ViewSettings
-from holdfast.data.seen import UNKNOWN, Seen, refuse_seen
+from holdfast.data.seen import UNKNOWN, Seen, Use, refuse_seen
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
@@ -39,6 +39,7 @@ class Start:
     towers: TwoTowers
     classifier: Classifier | None
     seen: Seen = UNKNOWN  # the images that it was made with
+    published: bool = False  # weights that are asked for by name: whoever made them knew nothing of this round's roles
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,16 @@ class PreparedRound:
     fingerprint: str  # of config, data and parent
     as_deployed: Classifier | None = None  # the old model over its own classes, where the round adds one
     start_seen: Seen = UNKNOWN  # the images that the old model was made with
+    trained_on: frozenset[str] | None = None  # keys of training images that it knows better than dev images; None: any
 
 
 def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
     """The old model as the config names it."""
     if config.start is not None:
         path = root / config.start
-        direct = is_direct_source(path)
-        classifier = import_model(path).classifier if direct else load_model(path)
+        direct = is_direct_source(path) or config.text is not None
+        text = None if config.text is None else root / config.text
+        classifier = import_model(path, text=text).classifier if direct else load_model(path)
         seen = UNKNOWN if direct else images_seen(path)
         return Start(classifier.towers, classifier if classifier.classes else None, seen)
     weights = config.weights
@@ -67,7 +70,8 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
         weights = str(root / weights)
     # Weights drawn by seed have seen nothing; those of packages have, and nobody says which images.
     seen = Seen(complete=True) if weights is None and not is_conse(config.architecture) else UNKNOWN
-    return Start(load_towers(str(config.architecture), weights, seed=seed), None, seen)
+    published = weights == config.weights
+    return Start(load_towers(str(config.architecture), weights, seed=seed), None, seen, published)
 
 
 def inherit(config: RoundConfig, root: Path) -> RoundConfig:
@@ -113,7 +117,9 @@ def prepare_round(
     stage(f"preparing the method {config.method.name}")
     ready = make_prepared(config, config.method, old, assembled, runtime)
     deployed = None if as_deployed is None else as_deployed.to(runtime.device)
-    return replace(ready, as_deployed=deployed, start_seen=start.seen)
+    known = start.seen.complete or start.published
+    trained_on = frozenset(start.seen.keys(Use.TRAINED, Use.FITTED)) if known else None
+    return replace(ready, as_deployed=deployed, start_seen=start.seen, trained_on=trained_on)
 
 
 def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, root: Path) -> Assembled:

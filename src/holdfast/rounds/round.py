@@ -36,6 +36,7 @@ from holdfast.artifacts import (
     write_json,
     write_predictions,
 )
+from holdfast.candidates.crossfit import Folds, counted_images, make_folds
 from holdfast.candidates.generate import CandidateModels
 from holdfast.candidates.select import (
     Candidate,
@@ -53,7 +54,7 @@ from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.seen import seen_in_round
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
-from holdfast.evaluate.predict import predict_each_on_ranks, predict_on_ranks
+from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.feature_store import MemoryStore, features_kept, user_store
@@ -116,6 +117,7 @@ class Round:
         self._models: dict[str, CandidateModels] = {}  # by checkpoint: the last one that was asked for
         self._untrained: CandidateModels | None = None
         self._at_zero: list[Candidate] | None = None
+        self._folds = self._deal()
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -195,12 +197,14 @@ class Round:
         stage("refitting the target")
         metrics = MetricsFile(self.folder.metrics if self.runtime.is_main else None)
         with self._keeping(still=True):
-            metrics.write({"step": 0, "evaluation": self._evaluate(0, self._refitted().at(0.0))})
+            models = self._refitted()
+            dev = models.predictions(0.0, self.data.dev, self.config.evaluate.batch)[0]  # of the smallest bias
+            metrics.write({"step": 0, "evaluation": self._evaluate(0, models.at(0.0), dev)})
         metrics.close()
 
-    def _evaluate(self, done: int, model: Classifier) -> dict[str, Any]:
+    def _evaluate(self, done: int, model: Classifier, dev: pa.Table | None = None) -> dict[str, Any]:
         name = checkpoint_name(done)
-        dev = self.predict(model, self.data.dev)
+        dev = self.predict(model, self.data.dev) if dev is None else dev
         compared = self.compare(self.old_dev, dev)
         figures = {
             "dev_safety": compared.dev_safety,
@@ -226,7 +230,8 @@ class Round:
         task = self.config.task
         notes = {"template": task.template, "names": task.names, "target": task.target}
         # Also a model that is handed back unchanged: whoever goes on from here has looked at this round's dev images.
-        seen = self.prepared.start_seen.and_then(seen_in_round(self.prepared.assembled))
+        fitted = self.config.candidates.refit_target and self._folds is not None
+        seen = self.prepared.start_seen.and_then(seen_in_round(self.prepared.assembled, fitted=fitted))
         return save_model(model, folder, parent=self.prepared.parent, extra=notes, seen=seen)
 
     def _prune(self, done: int) -> None:
@@ -289,18 +294,31 @@ class Round:
         if lam == 0:
             models = self._refitted()  # the same models, and one refit for all who ask for them
         with self._keeping(still=lam == 0):
-            shared = models.at(lam)
-            matrices, batch = models.class_matrices(shared), self.config.evaluate.batch
-            tables = predict_each_on_ranks(shared, matrices, self.data.dev, batch, self.runtime)
+            examples, old = self._counted(lam)
+            tables = models.predictions(lam, examples, self.config.evaluate.batch)
         made: list[Candidate] = []
         for bias, table in zip(models.biases, tables, strict=True):
-            candidate = Candidate(step, lam, self.compare(self.old_dev, table), bias)
+            candidate = Candidate(step, lam, self.compare(old, table), bias)
             if self.runtime.is_main:
-                write_predictions(self.folder.predictions(candidate.name, "dev"), table)
+                write_predictions(self.folder.predictions(candidate.name, "dev"), table.slice(0, len(self.data.dev)))
             made.append(candidate)
         if lam == 0:
             self._at_zero = made
         return made
+
+    def _deal(self) -> Folds | None:
+        """The folds of images that teach the refit and are counted out of fold; None where none are."""
+        candidates = self.config.candidates
+        if not candidates.refit_target:
+            return None
+        return make_folds(self.data, self.prepared.assembled.roles, self.prepared.trained_on, candidates.folds)
+
+    def _counted(self, lam: float) -> tuple[LabelledSet, pa.Table]:
+        """The images that candidates of a lambda are counted on, dev images first, and the old model's predictions."""
+        if self._folds is None or lam > 0:
+            return self.data.dev, self.old_dev
+        examples = counted_images(self.data, self._folds)
+        return examples, self.old_dev if len(examples) == len(self.data.dev) else self.predict_old(examples)
 
     def model(self, candidate: Candidate) -> Classifier:
         """The weights of a candidate."""
@@ -334,6 +352,7 @@ class Round:
             view_settings(self.config.train, self.config.method),
             self.runtime,
             in_tower=self.config.model.freeze not in ("image", "towers"),
+            folds=self._folds,
         )
 
     # -- the decision -----------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from holdfast.data.retrieve.metadata import S3Options
 from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.words import Words
 from tests.data.retrieve.web import Web, caption_of, chat, pictures_handler, token_of
+from tests.processes import python
 
 
 @pytest.fixture
@@ -108,12 +107,7 @@ def test_mistakes_end_in_a_sentence_and_code_2(write_captions, tmp_path: Path) -
         ("clean", tmp_path / "nowhere"): "no finished fetch step",
     }
     for words, sentence in cases.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", "retrieve", *map(str, words)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = python("-m", "holdfast", "retrieve", *words)
         assert done.returncode == 2, done.stderr
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr

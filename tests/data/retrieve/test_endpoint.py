@@ -9,7 +9,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -25,6 +24,7 @@ from holdfast.data.retrieve.question import Question
 from holdfast.data.retrieve.secret import HIDDEN, ApiKey
 from holdfast.errors import Exit, HoldfastError, UserError
 from tests.data.retrieve.web import chat, config_of, verdict_text
+from tests.processes import python
 
 QUESTION = Question("strict", "fog")
 KEY = "sk-live/4f9+Qz&7'x\"b<%41~SECRETtail"
@@ -141,13 +141,7 @@ def test_the_command_line_prints_no_key(searched, serve, tried: Callable[..., No
 
     out, server = searched(["fog"]), serve(handle)
     words = ["retrieve", "judge", str(out), "--judge-url", f"{server.url}/v1", "--judge-model", "m"]
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OPENAI_API_KEY": f"{KEY}\n"},
-    )
+    done = python("-m", "holdfast", *words, env={**os.environ, "OPENAI_API_KEY": f"{KEY}\n"})
     tried("bad inputs")
     assert done.returncode == Exit.USER, done.stderr
     assert "Traceback" not in done.stderr
@@ -316,7 +310,7 @@ def test_the_caps_on_the_command_line(searched, serve) -> None:
     def judge(*more: str) -> subprocess.CompletedProcess[str]:
         words = ["retrieve", "judge", str(out), "--judge-url", f"{server.url}/v1", "--judge-model", "m", *more]
         words += ["--judge-timeout", "300"]
-        return subprocess.run([sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False)
+        return python("-m", "holdfast", *words)
 
     stopped = judge("--max-requests", "2")
     assert stopped.returncode == Exit.FAILED

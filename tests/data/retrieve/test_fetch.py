@@ -5,8 +5,6 @@ import io
 import json
 import signal
 import socket
-import subprocess
-import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -30,6 +28,7 @@ from holdfast.data.retrieve.shards import Record, Wanted, write_tar
 from holdfast.data.retrieve.words import Words
 from holdfast.errors import UserError
 from tests.data.retrieve.web import PATIENCE, Gate, Web, pictures_handler, wait_until
+from tests.processes import Forked
 
 LIMITS = FetchLimits(
     concurrency=64,
@@ -368,7 +367,7 @@ def test_killed_and_resumed_nothing_is_lost_and_nothing_asked_twice(prepare, mak
         f"fetch(Path(sys.argv[1]), FetchLimits(concurrency=4, per_host=4, total_seconds={PATIENCE}, "
         "allow_private=True))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(out)])
+    process = Forked("-c", script, out)
     journal = out / "fetch" / "shard-00000.journal"
     wait_until(lambda: journal.exists() and len(journal.read_bytes().splitlines()) >= 10, process)
     process.send_signal(signal.SIGKILL)

@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from holdfast.data.retrieve.question import Question, steers, tidy_caption
 from holdfast.data.retrieve.similarity import SimilarityConfig, examples_around, score_captions
 from holdfast.errors import HoldfastError, UserError
 from tests.data.retrieve.web import PATIENCE, Gate, caption_of, chat, config_of, verdict_text, wait_until
+from tests.processes import Forked
 
 LABELS = Path(__file__).parent / "labels.jsonl"
 
@@ -194,7 +193,7 @@ def test_killed_and_resumed_asks_only_the_rest(searched, serve) -> None:
         f"config = EndpointConfig(sys.argv[2], 'm', concurrency=2, timeout_seconds={PATIENCE})\n"
         "judge_by_endpoint(Path(sys.argv[1]), Question('strict', 'fog'), config)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(out), f"{server.url}/v1"])
+    process = Forked("-c", script, out, f"{server.url}/v1")
     answers = RetrievalFolder(out).answers
     wait_until(lambda: answers.exists() and len(answers.read_bytes().splitlines()) >= 8, process)
     process.send_signal(signal.SIGKILL)

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +26,7 @@ from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.words import Words
 from holdfast.errors import Exit, HoldfastError, UserError
 from tests.data.retrieve.web import PATIENCE, Gate, Web, chat, config_of, pictures_handler, verdict_text, wait_until
+from tests.processes import Forked
 
 LIMITS = FetchLimits(connect_seconds=PATIENCE, total_seconds=PATIENCE, allow_private=True)
 ROWS = 12
@@ -56,8 +55,8 @@ def prepare(write_captions, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def holdfast(*words: object) -> list[str]:
-    return [sys.executable, "-m", "holdfast", "retrieve", *map(str, words)]
+def holdfast(*words: object) -> Forked:
+    return Forked("-m", "holdfast", "retrieve", *words)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -70,7 +69,7 @@ def test_the_second_writer_is_told_who_the_first_is(
     """Every subcommand that writes, while a fetch is under way; nothing is changed, and the fetch ends as it should."""
     out = prepare([f"{pictures.url}/held/{i}" for i in range(3)])
     source = tmp_path / "out.parquet"
-    first = subprocess.Popen(holdfast("fetch", out, "--allow-private", "--timeout", PATIENCE, "--quiet"))
+    first = holdfast("fetch", out, "--allow-private", "--timeout", PATIENCE, "--quiet")
     wait_until(lambda: pictures.hits.total() == 3, first)
     before = contents(out)
     commands = [
@@ -82,11 +81,12 @@ def test_the_second_writer_is_told_who_the_first_is(
     ]
     for words in commands:
         tried("faults")
-        second = subprocess.run(holdfast(*words), capture_output=True, text=True, check=False)
-        assert second.returncode == Exit.USER, (words, second.stderr)
-        assert f"process {first.pid} on " in second.stderr
-        assert "retrieve fetch" in second.stderr
-        assert "Traceback" not in second.stderr
+        second = holdfast(*words)
+        _, error = second.communicate()
+        assert second.returncode == Exit.USER, (words, error)
+        assert f"process {first.pid} on " in error
+        assert "retrieve fetch" in error
+        assert "Traceback" not in error
     assert contents(out) == before
     gate.open()
     assert first.wait() == 0
@@ -98,10 +98,11 @@ def test_clean_waits_its_turn_too(pictures: Web, prepare, tried) -> None:
     out = prepare([f"{pictures.url}/good/{i}" for i in range(2)])
     fetch(out, LIMITS)
     with RetrievalFolder(out).writing():
-        second = subprocess.run(holdfast("clean", out), capture_output=True, text=True, check=False)
+        second = holdfast("clean", out)
+        _, error = second.communicate()
     tried("faults")
     assert second.returncode == Exit.USER
-    assert f"process {os.getpid()} on " in second.stderr
+    assert f"process {os.getpid()} on " in error
     assert clean(out, [])["counts"]["target"] == 2
 
 

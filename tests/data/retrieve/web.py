@@ -18,6 +18,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from holdfast.data.retrieve.endpoint import EndpointConfig
+from tests.processes import Forked
 
 PATIENCE = 300.0  # seconds after which something is broken; no test waits so long where nothing is
 
@@ -38,7 +39,7 @@ class Gate:
             await asyncio.sleep(0.01)
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_until(reached: Callable[[], bool], process: Forked | subprocess.Popen[bytes]) -> None:
     """Until ``process`` has come so far, however long it takes; it must not end before."""
     while not reached():
         assert process.poll() is None, "the process ended too early"

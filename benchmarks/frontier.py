@@ -1,0 +1,99 @@
+"""One table of what each method gains when protected classes may lose so much: studies of the test bed side by side.
+
+    holdfast compare bed-scenes --root BED --out STUDIES/bed-scenes --jobs 4        # and others
+    python benchmarks/frontier.py STUDIES/* --out benchmarks/results/frontier.json  # keeps them, prints the table
+    python benchmarks/frontier.py benchmarks/results/frontier.json --figure docs/figures/frontier.png
+
+`holdfast compare` writes STUDY/frontier.json for a study with `tolerances`; nothing is chosen or computed anew here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import commit, machine
+from holdfast.compare.frontier import FrontierCell, allowed, cell_from_json, frontier_json, points
+
+Studies = dict[str, list[FrontierCell]]  # by name
+
+
+def read(paths: Sequence[Path]) -> Studies:
+    """Cells of study folders, or of results files that were made from them."""
+    found: Studies = {}
+    for path in paths:
+        file = path / "frontier.json" if path.is_dir() else path
+        if not file.exists():
+            print(f"{path} has no frontier.json yet", file=sys.stderr)
+            continue
+        values: Any = json.loads(file.read_text(encoding="utf-8"))
+        studies: Mapping[str, Any] = values["studies"] if isinstance(values, dict) else {path.name: values}
+        found |= {name: [cell_from_json(entry) for entry in entries] for name, entries in studies.items()}
+    return found
+
+
+def table(studies: Studies) -> str:
+    """One line a study, result, size and method; for each tolerance gain, worst class and seeds that kept it."""
+    tolerances = sorted({cell.tolerance for cells in studies.values() for cell in cells})
+    heads = [f"{allowed(tolerance)}: gain | worst | kept" for tolerance in tolerances]
+    lines = [f"| study | result | images | method | {' | '.join(heads)} |",
+             "| --- | --- | ---: | --- |" + " ---: | ---: | ---: |" * len(tolerances)]  # fmt: skip
+    for name, cells in studies.items():
+        by_place = {(cell.kind, cell.column, cell.row, cell.tolerance): cell for cell in cells}
+        for kind, column, row in dict.fromkeys((cell.kind, cell.column, cell.row) for cell in cells):
+            here = [by_place.get((kind, column, row, tolerance)) for tolerance in tolerances]
+            fields = [_fields(cell) for cell in here]
+            lines.append(f"| {name} | {kind} | {column} | {row} | {' | '.join(fields)} |")
+    return "\n".join(lines)
+
+
+def _fields(cell: FrontierCell | None) -> str:
+    if cell is None:
+        return "- | - | -"
+    return f"{points(cell.gain)} | {100 * cell.worst.mean:+.1f} | {cell.kept} of {cell.seeds}"
+
+
+def wins(studies: Studies) -> str:
+    """Against the first row of each study: where the interval of the difference lies above, below or around zero."""
+    lines = ["| result | method | places | first row gains more | less | undecided |",
+             "| --- | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    counts: dict[tuple[str, str], list[int]] = {}
+    for cells in studies.values():
+        for cell in cells:
+            if cell.against_first is not None:
+                tally = counts.setdefault((cell.kind, cell.row), [0, 0, 0])
+                tally[0 if cell.against_first.high < 0 else 1 if cell.against_first.low > 0 else 2] += 1
+    lines += [f"| {kind} | {row} | {sum(tally)} | {tally[0]} | {tally[1]} | {tally[2]} |"
+              for (kind, row), tally in counts.items()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Collect, keep, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", type=Path, nargs="+", help="folders of studies, or a results file")
+    parser.add_argument("--out", type=Path, help="keep the figures in this file")
+    parser.add_argument("--figure", type=Path, help="draw them, one panel a study, result and size")
+    given = parser.parse_args()
+    studies = read(given.studies)
+    if given.out is not None:
+        entries = {name: frontier_json(cells) for name, cells in studies.items()}
+        record = {"machine": machine(), "commit": commit(), "studies": entries}
+        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(studies), wins(studies), sep="\n\n")
+    if given.figure is not None:
+        from holdfast.compare import figures
+
+        labelled = [replace(cell, column=f"{name}, {cell.column}") for name, cells in studies.items() for cell in cells]
+        figures.save(figures.frontier(labelled), given.figure)
+
+
+if __name__ == "__main__":
+    main()
