@@ -218,7 +218,9 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Refits that learn from dev images and are counted out of fold.")
+    parser = argparse.ArgumentParser(
+        description="What is won by refits that also learn from dev images, and are counted out of fold."
+    )
     parser.add_argument("source", type=Path, nargs="?")
     parser.add_argument("--prefix", default="")
     parser.add_argument("--target", default="", help="comma-separated; every class without it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -157,15 +158,15 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which
     new.begin_round(4, 0)
     method = build_method(new, FROZEN_METHODS[which], 6)
     method.prepare(old.requires_grad_(False), data)
-    shown = 0
-    image_features = new.towers.image_features
+    shown: list[int] = []  # whole sets are encoded by several threads, through `image_hidden`
+    for name in ("image_features", "image_hidden"):
+        run = getattr(new.towers, name)
 
-    def counted(images: Tensor) -> Tensor:
-        nonlocal shown
-        shown += len(images)
-        return image_features(images)
+        def counted(images: Tensor, run: Callable[[Tensor], Tensor] = run) -> Tensor:
+            shown.append(len(images))
+            return run(images)
 
-    monkeypatch.setattr(new.towers, "image_features", counted)
+        monkeypatch.setattr(new.towers, name, counted)
     config = TrainConfig(
         steps=6,
         batch=8,
@@ -178,7 +179,7 @@ def heads_only(caches: bool, monkeypatch: pytest.MonkeyPatch, frozen: str, which
     )
     plan = TrainSpec(config, ViewSettings(False, "clean", (0.7, 1.0), False), 0, "sha256:test", evaluate_every=6)
     train(method.double(), data, plan, Runtime(torch.device("cpu")))
-    return method.state_dict(), shown
+    return method.state_dict(), sum(shown)
 
 
 @pytest.mark.parametrize(

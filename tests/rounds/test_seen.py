@@ -109,7 +109,7 @@ def test_a_model_from_elsewhere_is_unknown(tmp_path: Path) -> None:
     assert read_json(result.folder.result)["start_seen"] == {"record": "unknown"}
     later = images_seen(result.folder.model)
     assert later.describe()["record"] == "partial"
-    assert later.counts()["chosen"] == len(ids(round_config(ROLES), Role.DEV))
+    assert later.counts()["fitted"] == len(ids(round_config(ROLES), Role.DEV))
 
 
 def test_a_record_that_is_gone_or_was_changed_is_a_fault(tmp_path: Path) -> None:
