@@ -64,7 +64,6 @@ def make_folds(data: RoundData, roles: pa.Table, trained_on: Collection[str] | N
     """Deal dev images, and training images that the old model has not seen, into folds; None where it is not worth it.
 
     ``trained_on`` are keys of the images that it was trained on; None where that may be any of the training images.
-
     Each class is spread evenly, in the order of a hash of the examples' names, so that the same images always make the
     same folds.
     """
@@ -149,8 +148,7 @@ def out_of_fold(
     for fold in range(folds.count):
         here = np.flatnonzero(place == fold)
         if len(here):
-            ids = tuple(examples.ids[p] for p in here)
-            parts.append(predict(fold, LabelledSet(examples.pixels, examples.rows[here], examples.labels[here], ids)))
+            parts.append(predict(fold, examples.at(here)))
             order.append(here)
     back = np.argsort(np.concatenate(order))
     return [pa.concat_tables(tables).take(back) for tables in zip(*parts, strict=True)]

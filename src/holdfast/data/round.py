@@ -90,6 +90,11 @@ class LabelledSet:
         """uint8 pictures at the given positions of this set."""
         return self.pixels.read(self.rows[positions])
 
+    def at(self, positions: np.ndarray) -> LabelledSet:
+        """The examples at some positions."""
+        ids = tuple(self.ids[place] for place in positions)
+        return LabelledSet(self.pixels, self.rows[positions], self.labels[positions], ids)
+
     def of_class(self, label: int) -> np.ndarray:
         """Positions of the examples of one class."""
         return np.flatnonzero(self.labels == label)

@@ -162,8 +162,7 @@ def _share(examples: LabelledSet, runtime: Runtime) -> LabelledSet:
     """What this rank predicts."""
     if runtime.world == 1:
         return examples
-    mine = slice(runtime.rank, None, runtime.world)
-    return LabelledSet(examples.pixels, examples.rows[mine], examples.labels[mine], examples.ids[mine])
+    return examples.at(np.arange(runtime.rank, len(examples), runtime.world))
 
 
 def _together(table: pa.Table, examples: LabelledSet, runtime: Runtime) -> pa.Table:
