@@ -39,6 +39,7 @@ BELOW = (
     "artifacts",
     "chained",
     "locks",
+    "shared",
     "stages",
     "config",
     "runtime",

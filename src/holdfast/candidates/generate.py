@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from holdfast.evaluate.predict import predict_each_on_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.model.interpolate import interpolate
 from holdfast.runtime import Runtime
+from holdfast.shared import once
 
 
 class CandidateModels:
@@ -36,9 +37,11 @@ class CandidateModels:
         *,
         in_tower: bool,  # whether the refit may move a direction of the image tower
         folds: Folds | None = None,  # images that teach the refit and are counted out of fold
+        refit_key: Hashable = None,  # all that models at lambda 0 depend on, where jobs of a study share them
     ) -> None:
         self.config, self.old, self.checkpoint, self.data = config, old, checkpoint, data
         self.views, self.runtime, self.in_tower, self.folds = views, runtime, in_tower, folds
+        self.refit_key = refit_key
         self.refits: dict[float, CrossFit] = {}  # by lambda
 
     @property
@@ -53,6 +56,12 @@ class CandidateModels:
 
     def predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
         """What the candidates of a lambda say, one table a bias: each example by a refit that has not seen it."""
+        if lam == 0 and self.refit_key is not None:
+            key = ("refit predictions", self.refit_key, examples.key, batch)
+            return once(key, lambda: self._predictions(lam, examples, batch))
+        return self._predictions(lam, examples, batch)
+
+    def _predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
         folds = self.folds_at(lam)
         if folds is None:
             shared = self.at(lam)
@@ -96,13 +105,18 @@ class CandidateModels:
     def _fitted(self, lam: float, model: Classifier) -> CrossFit:
         """What the first rank finds, on every rank: the bits of a sum depend on the machine."""
         if lam not in self.refits:
-            found: list[Any] = [None]
-            if self.runtime.is_main:
-                found[0] = self._refit(model, self.folds_at(lam)).to("cpu")
-            if self.runtime.world > 1:
-                dist.broadcast_object_list(found)
-            self.refits[lam] = found[0].to(self.runtime.device)
+            shared = lam == 0 and self.refit_key is not None
+            found = once(("refit", self.refit_key), lambda: self._refitted(lam, model)) if shared else None
+            self.refits[lam] = found or self._refitted(lam, model)
         return self.refits[lam]
+
+    def _refitted(self, lam: float, model: Classifier) -> CrossFit:
+        found: list[Any] = [None]
+        if self.runtime.is_main:
+            found[0] = self._refit(model, self.folds_at(lam)).to("cpu")
+        if self.runtime.world > 1:
+            dist.broadcast_object_list(found)
+        return found[0].to(self.runtime.device)
 
     def _refit(self, model: Classifier, folds: Folds | None) -> CrossFit:
         name = self.data.tasks.target

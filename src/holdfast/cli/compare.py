@@ -110,7 +110,8 @@ def _dry_run(study: Study, folder: Path, step_ms: float | None) -> int:
 
     jobs = plan_all(study, folder)
     for job in jobs:
-        steps = f"λ = {job.position:g} of {job.parent}" if job.parent else f"{job.config.train.steps} steps"
+        trained = f"{job.config.train.steps} steps" if job.config.method.trains() else "no steps"
+        steps = f"λ = {job.position:g} of {job.parent}" if job.parent else trained
         print(f"{job.name} · {steps} · {job.folder}")
     found = estimate(study, step_ms)
     print(f"{len(jobs)} jobs, {found.steps:,} steps: {found.text}")

@@ -20,6 +20,7 @@ from holdfast.errors import UserError, nearest
 from holdfast.methods.registry import known_names, short_name
 
 WISE_FT = "wise_ft"
+REFIT = "refit"
 _LAMBDA = "lambda"
 _NUMBERS_NOBODY_SEES = ("log_every", "checkpoint_every", "keep_checkpoints", "device")  # of [train]
 
@@ -105,6 +106,9 @@ class StudyConfig(Config):
     """Points of the frontier: how much accuracy a protected class may lose on dev images, such as [0.0, 0.01, 0.02].
     Each job scores on test images what gains most within each of them: its checkpoints as they were trained and, where
     it ships, its candidates. Checkpoints beyond evaluate.keep_candidates have no weights and take no part."""
+    keep_models: bool = True
+    """Whether each job keeps the model that it hands back. Without, a study of what ships leaves figures alone: no other
+    study can start from it, and no run of it be diagnosed."""
     epoch: Positive | None = None
     """Steps that the figures call an epoch. Default: they count steps."""
     methods: Annotated[Many[MethodEntry], Field(min_length=1)]
@@ -134,6 +138,8 @@ class StudyConfig(Config):
                 "wise_ft has no checkpoints of its own for a frontier: give the row that it interpolates "
                 "`candidates.refit_target = false` and `candidates.target_bias = [0.0]` in a study of what ships"
             )
+        if not self.keep_models and self.result != "shipped":
+            raise ValueError("keep_models = false: what is chosen among checkpoints is scored later, from its weights")
         if self.after and self.base:
             raise ValueError("a study starts from a base of its own or from another study's choice, not both")
         return self
@@ -165,6 +171,7 @@ class Job:
     position: float = 1.0  # wise_ft: lambda
     result: Literal["checkpoint", "shipped"] = "checkpoint"  # what the job stands for in the tables
     tolerances: tuple[float, ...] = ()  # points of the frontier
+    keep_model: bool = True  # that the job hands back
 
     @property
     def setting_text(self) -> str:
@@ -262,6 +269,11 @@ def before(study: Study, out: Path) -> tuple[Study, Path] | None:
         return None
     beside = study.file.parent / study.config.after
     first = read_study(beside if beside.exists() else study.config.after, study.root)
+    if not first.config.keep_models:
+        raise UserError(
+            f"{study.name} starts from what {first.name} chose, which keeps no models",
+            do=f"leave `keep_models = false` out of {first.file.name}",
+        )
     return first, out.parent / f"{out.name}-{first.name}"
 
 
@@ -358,7 +370,8 @@ def _seeds(
         ):  # every job queries the sealed images in a ledger of its own: it measures, ships nothing
             own = own.model_copy(update={"certify": own.certify.model_copy(update={"ledger": folder / "ledger"})})
         common = (entry.title, column, setting, seed, own, folder, study.root, keep_last)
-        yield Job(*common, result=result, tolerances=study.config.tolerances)
+        kept = study.config.keep_models
+        yield Job(*common, result=result, tolerances=study.config.tolerances, keep_model=kept)
 
 
 def _key(study: Study, config: RoundConfig) -> str:

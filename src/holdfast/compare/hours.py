@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.compare.grid import WISE_FT, Study, before, rounds_of
+from holdfast.compare.grid import REFIT, WISE_FT, MethodEntry, Study, before, rounds_of
 from holdfast.config import TrainConfig
 
 MACHINE = "NVIDIA H200"
@@ -62,14 +62,20 @@ def estimate(study: Study, step_milliseconds: float | None = None) -> Estimate:
     rows = {entry.title: entry for entry in study.config.methods}
     for entry in study.config.methods:
         settings = list(rounds_of(study, rows[entry.of] if entry.of else entry, Path("out")))
-        if entry.name == WISE_FT:  # weights are averaged, nothing is trained
-            found += Estimate(len(settings) * len(study.config.seeds) * len(entry.lambdas), 0, 0.0)
+        if not trains(entry):
+            places = len(entry.lambdas) if entry.name == WISE_FT else 1
+            found += Estimate(len(settings) * len(study.config.seeds) * places, 0, 0.0)
             continue
         for _, _, values in settings:
             job = _steps(_train(values, "steps"), _pictures(values), architecture, step_milliseconds)
             for _ in study.config.seeds:
                 found += job
     return found
+
+
+def trains(entry: MethodEntry) -> bool:
+    """Whether a row's jobs take steps: wise_ft averages weights, a refit solves for the target's logit."""
+    return entry.name not in (WISE_FT, REFIT)
 
 
 def architecture_of(study: Study) -> str | None:

@@ -17,6 +17,8 @@ from holdfast.compare.records import Curve, JobFolder, JobRecord
 from holdfast.compare.tables import WRITERS, Table, main_table, settings_table, task_table
 from holdfast.evaluate.metrics import Comparison
 
+JOBS = "jobs.csv"
+
 Scores = dict[tuple[str, str], list[Comparison]]  # by row and column, one a seed
 
 
@@ -34,7 +36,7 @@ def write_outputs(
 
     ``earlier`` are the rounds that this study's own began from: with them come the classes' accuracies over rounds.
     """
-    files = [_write(out / "jobs.csv", jobs_csv(jobs, records))]
+    files = [_write(out / JOBS, jobs_csv(jobs, records))]
     scores = scores_by_place(choices)
     found = cells(choices, scores)
     write_json(

@@ -6,14 +6,17 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any, Protocol, cast
 
 from holdfast.compare.grid import Job
 from holdfast.compare.records import JobFolder, JobRecord
 from holdfast.compare.run import Action, Outcome, attempt
 from holdfast.errors import Interrupted, UserError
+from holdfast.shared import sharing
 
 Tasks = Sequence[tuple[Job, Action]]
 
@@ -36,20 +39,43 @@ def choose_runner(jobs: int, ray_address: str | None) -> Runner:
 
 
 def run_here(tasks: Tasks) -> Iterator[Outcome]:
-    """One after another, in this process."""
-    for job, action in tasks:
-        outcome = attempt(job, action)
-        _stop_if_interrupted(outcome)
-        yield outcome
+    """One after another, in this process; what they have in common is made once."""
+    with sharing():
+        for job, action in tasks:
+            outcome = attempt(job, action)
+            _stop_if_interrupted(outcome)
+            yield outcome
 
 
 def _stop_if_interrupted(outcome: Outcome) -> None:
     if outcome.interrupted is not None:
-        raise Interrupted(
-            "the study was interrupted; running jobs wrote their checkpoints",
-            signal_number=outcome.interrupted,
-            do="give the same command again: finished jobs stay, interrupted ones go on",
-        )
+        raise _interruption(outcome.interrupted)
+
+
+def _interruption(number: int) -> Interrupted:
+    return Interrupted(
+        "the study was interrupted; jobs that were training wrote their checkpoints",
+        signal_number=number,
+        do="give the same command again: finished jobs stay, interrupted ones go on. Tables are of the finished ones",
+    )
+
+
+@contextmanager
+def terminations() -> Generator[None]:
+    """SIGTERM interrupts as Ctrl-C does: running jobs end their step, and tables are made of those that are done."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise _interruption(number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: whoever runs it there deals with signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _died(job: Job, action: Action, why: str) -> Outcome:
@@ -87,7 +113,7 @@ class LocalRunner:
             _finish_steps(workers)
             if isinstance(error, Interrupted):
                 raise
-            _stop_if_interrupted(Outcome(tasks[0][0], "run", JobRecord("begun"), interrupted=signal.SIGINT))
+            raise _interruption(signal.SIGINT) from error
         finally:
             for worker in workers:
                 worker.close()
@@ -104,7 +130,12 @@ class _Worker:
     def _start(self) -> None:
         self.pipe, theirs = self.context.Pipe()
         self.process = self.context.Process(target=_work, args=(theirs, self.share), daemon=True)
-        self.process.start()
+        # The process takes an interrupt when it can deal with it, and not while it imports.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
 
     @property
@@ -130,6 +161,12 @@ class _Worker:
             self._start()
             return _died(job, action, f"its process ended with code {code}{hint}")
 
+    def end(self) -> None:
+        """Wait until an interrupted job has ended, or its process has."""
+        self.task = None
+        with suppress(EOFError, OSError):
+            self.pipe.recv()
+
     def close(self) -> None:
         self.pipe.close()  # the process reads the end of its pipe, and leaves
         self.process.join(timeout=20)
@@ -150,21 +187,24 @@ def _finish_steps(workers: list[_Worker]) -> None:
             os.kill(worker.process.pid, signal.SIGINT)
     for worker in workers:
         if worker.busy:
-            worker.take()
+            worker.end()
 
 
 def _work(pipe: Connection, share: int) -> None:
-    """A worker's life. It leaves the terminal's group: an interrupt reaches it once, through its parent."""
-    os.setpgrp()
-    import torch
+    """A worker's life. It leaves the terminal's group: an interrupt reaches it once, through its parent.
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // share))
-    while True:
-        try:
-            job, action = pipe.recv()
-        except (EOFError, OSError, KeyboardInterrupt):
-            return
-        pipe.send(attempt(job, action))
+    It ends without a word when it is interrupted between two jobs, or when its parent is gone.
+    """
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        os.setpgrp()
+        import torch
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // share))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        with sharing():
+            while True:
+                job, action = pipe.recv()
+                pipe.send(attempt(job, action))
 
 
 # -- Ray --------------------------------------------------------------------------------------------------------------

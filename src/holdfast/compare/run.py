@@ -38,6 +38,7 @@ from holdfast.model.interpolate import interpolate
 from holdfast.rounds.result import read_result
 from holdfast.rounds.round import Round, checkpoint_name
 from holdfast.runtime import started
+from holdfast.train.checkpoint import newest
 
 Action = Literal["run", "test"]
 
@@ -82,10 +83,9 @@ def attempt(job: Job, action: Action) -> Outcome:
 def _train(job: Job, folder: JobFolder) -> JobRecord:
     """Train to the end (or go on where an earlier attempt stopped); choose a checkpoint, or what ships."""
     with started(job.config.train.device) as runtime:
-        folder.root.mkdir(parents=True, exist_ok=True)
+        begun = _prepare(job, folder)
         folder.write(JobRecord("begun"))
-        begun = folder.run.state.exists()
-        round_ = Round(job.config, job.root, folder.run, runtime, begun=begun, training_figures=True)
+        round_ = Round(job.config, job.root, folder.run, runtime, begun=begun, training_figures=True, in_memory=True)
         began = time.perf_counter()
         round_.train()
         training_seconds = time.perf_counter() - began
@@ -97,13 +97,29 @@ def _train(job: Job, folder: JobFolder) -> JobRecord:
     return replace(record, training_seconds=training_seconds)
 
 
+def _prepare(job: Job, folder: JobFolder) -> bool:
+    """Make the folder, or clear it of an attempt that left no checkpoint to go on from; whether there is one.
+
+    The sealed images are queried anew: a job's ledger is its own, and an attempt that did not end measured nothing.
+    """
+    begun = newest(folder.run.checkpoints) is not None
+    if not begun:
+        shutil.rmtree(folder.root, ignore_errors=True)
+    elif job.result == "shipped":
+        shutil.rmtree(job.config.certify.ledger, ignore_errors=True)
+        folder.run.settled.unlink(missing_ok=True)
+    folder.root.mkdir(parents=True, exist_ok=True)
+    return begun
+
+
 def _checkpoint(round_: Round, job: Job, folder: JobFolder) -> JobRecord:
     """The best checkpoint by the rule of choice. Its weights are kept, and the last ones where a row needs them."""
     best, last = round_.best_checkpoint(), checkpoint_name(job.config.last_step)
     _write_frontier(round_, job, folder)
-    for path in folder.run.candidates.iterdir():
-        if path.name != best and not (job.keep_last and path.name == last):
-            shutil.rmtree(path)
+    kept = {best, last} if job.keep_last else {best}
+    for name in round_.checkpoints():
+        path = folder.run.candidates / name
+        round_.models.write(path) if name in kept else round_.models.remove(path)
     dev = read_predictions(folder.run.predictions(best, "dev"))
     write_predictions(folder.run.predictions("new", "dev"), dev)
     compared = round_.compare(round_.old_dev, dev)
@@ -115,7 +131,7 @@ def _shipped(round_: Round, job: Job, folder: JobFolder) -> JobRecord:
     """What ``develop`` would hand back: on dev images where it is chosen, on sealed ones where it is certified."""
     decision = round_.decide()
     _write_frontier(round_, job, folder)  # before the checkpoints are cleared away
-    round_.write_result(decision)
+    round_.write_result(decision, model=job.keep_model)
     result = read_result(folder.run)
     compared = (
         result.decision.shipped.dev if result.decision.shipped else round_.compare(round_.old_dev, round_.old_dev)
@@ -136,7 +152,7 @@ def _write_frontier(round_: Round, job: Job, folder: JobFolder) -> None:
     """Score on test images what gains most on dev images within each tolerance, of either kind; each model once."""
     if not job.tolerances:
         return
-    kept = {path.name for path in folder.run.candidates.iterdir()}
+    kept = round_.checkpoints()
     trained = {name: compared for name, compared in round_.evaluations() if name in kept}
     pools: dict[Kind, dict[str, Comparison]] = {"trained": trained}
     candidates: dict[str, Candidate] = {}
@@ -148,9 +164,9 @@ def _write_frontier(round_: Round, job: Job, folder: JobFolder) -> None:
     @functools.cache
     def judged(kind: Kind, name: str) -> Comparison:
         if name == OLD:
-            return _on_test(round_, None)
-        made = round_.model(candidates[name]) if kind == "shipped" else load_model(folder.run.candidates / name)
-        return _on_test(round_, made.to(round_.runtime.device))
+            return _on_test(round_, None, write=False)
+        made = round_.model(candidates[name]) if kind == "shipped" else round_.checkpoint(name)
+        return _on_test(round_, made, write=False)
 
     points: list[FrontierPoint] = []
     for kind, pool in pools.items():
@@ -160,8 +176,8 @@ def _write_frontier(round_: Round, job: Job, folder: JobFolder) -> None:
     write_frontier(folder.frontier, points)
 
 
-def _on_test(round_: Round, model: Classifier | None) -> Comparison:
-    compared = round_.score_test(model)
+def _on_test(round_: Round, model: Classifier | None, *, write: bool = True) -> Comparison:
+    compared = round_.score_test(model, write=write)
     if compared is None:
         raise UserError("the round has no test images", do="give [round.data.roles] test, or a test split")
     return compared

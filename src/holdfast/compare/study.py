@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.artifacts import read_json, write_json
+from holdfast.artifacts import read_json, write_json, write_text
 from holdfast.compare.choose import Choice, best_seed, choose, read_records
 from holdfast.compare.grid import Job, Study, base_folder, before, plan
-from holdfast.compare.output import write_outputs
+from holdfast.compare.output import JOBS, jobs_csv, write_outputs
 from holdfast.compare.over_rounds import History, continued
-from holdfast.compare.pool import Runner
+from holdfast.compare.pool import Runner, terminations
 from holdfast.compare.records import JobFolder
 from holdfast.compare.run import Action, Outcome
-from holdfast.errors import UserError
+from holdfast.errors import Interrupted, UserError
 from holdfast.locks import one_writer
 from holdfast.rounds.round import checkpoint_name
 from holdfast.rounds.tune import tune
@@ -40,7 +40,7 @@ class StudyResult:
 def run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bool = True) -> StudyResult:
     """Run what has not run yet, choose, score test once, write tables and figures. One process at a time in ``out``."""
     out = out.resolve()
-    with one_writer(out):
+    with one_writer(out), terminations():
         return _run_study(study, out, runner, say, figures=figures)
 
 
@@ -49,27 +49,42 @@ def _run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bo
     jobs = plan(study, out, None if first is None else _start(study, first))
     _remember(study, out)
     _make_base(study, out, say)
-    failed = run_jobs(jobs, runner, say)
-    records = read_records(jobs)
-    choices = choose(jobs, records)
-    if all(record.status in ("done", "failed") for record in records):
-        failed += _score(choices, runner, say)
-        link_choices(choices, out)
     earlier = {} if first is None else first.history
+    try:
+        failed = run_jobs(jobs, runner, say, out / JOBS)
+        records = read_records(jobs)
+        choices = choose(jobs, records)
+        if all(record.status in ("done", "failed") for record in records):
+            failed += _score(choices, runner, say)
+            link_choices(choices, out)
+    except Interrupted:  # tables of what is done
+        records = read_records(jobs)
+        write_outputs(study, jobs, records, choose(jobs, records), out, figures=False, earlier=earlier)
+        raise
     files = write_outputs(study, jobs, records, choices, out, figures=figures, earlier=earlier)
     return StudyResult(study, out, len(jobs), failed, choices, files, continued(choices, earlier))
 
 
-def run_jobs(jobs: list[Job], runner: Runner, say: Say) -> list[tuple[str, str]]:
-    """Run the jobs that are not done; those that interpolate other jobs' results come after them."""
+def run_jobs(jobs: list[Job], runner: Runner, say: Say, listed: Path | None = None) -> list[tuple[str, str]]:
+    """Run the jobs that are not done; those that interpolate other jobs' results come after them.
+
+    The file ``listed`` says how each stands, and is written again when one has ended.
+    """
     failed: list[tuple[str, str]] = []
-    done = sum(record.status == "done" for record in read_records(jobs))
+    records = read_records(jobs)
+    places = {job.folder: place for place, job in enumerate(jobs)}
+    done = sum(record.status == "done" for record in records)
+    if listed is not None:
+        write_text(listed, jobs_csv(jobs, records))
     if done:
         say(f"{done} of {len(jobs)} jobs are done already")
     for wave in ([job for job in jobs if job.parent is None], [job for job in jobs if job.parent is not None]):
         left = [job for job in wave if JobFolder(job.folder).read().status != "done"]
         for outcome in runner([(job, "run") for job in left]):
             done += 1
+            records[places[outcome.job.folder]] = outcome.record
+            if listed is not None:
+                write_text(listed, jobs_csv(jobs, records))
             say(_line(outcome, done, len(jobs)))
             if outcome.record.status == "failed":
                 failed.append((outcome.job.name, outcome.record.error))
@@ -157,7 +172,7 @@ def link_choices(choices: list[Choice], out: Path) -> None:
     for choice in choices:
         job = best_seed(choice)
         step = JobFolder(job.folder).read().step
-        if job.parent is not None or step is None:
+        if job.parent is not None or step is None or not job.keep_model:
             continue  # an interpolated model is not stored; `holdfast` makes it from its two ends
         link = chosen_folder(choice, out)
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec,
 from holdfast.data.sources import catalogue
 from holdfast.data.sources.files import split_role
 from holdfast.errors import UserError, nearest
+from holdfast.shared import once
 
 NEUTRAL_PROMPT = "a photo"  # the text of a picture of which nothing is known
 
@@ -83,13 +84,30 @@ class Survey:
 def survey(config: DataConfig, task: TaskConfig, *, root: Path, main: Catalogue | None = None) -> Survey:
     """Read the sources' names and content hashes and share out the roles; ``main`` where they were read already."""
     limit = config.bad_image_limit
-    main = catalogue(config.sources, root, limit=limit) if main is None else main
+    given, main = main, main or _catalogue(config.sources, root, limit)
     spec = task_spec(task, main.classes, prompts_file=None if config.prompts is None else root / config.prompts)
-    assigned = assign(main, spec.classes, config.roles)
+    assigned = _assigned(config, main, spec.classes, None if given is not None else root)
     check_roles(assigned, spec.classes, config.roles)
-    pairs = catalogue(config.pairs, root, limit=limit)
-    negatives = catalogue(config.negative_sources, root, limit=limit)
+    pairs = _catalogue(config.pairs, root, limit)
+    negatives = _catalogue(config.negative_sources, root, limit)
     return Survey(config, task, main, pairs, negatives, spec, assigned)
+
+
+def _catalogue(sources: Sequence[SourceConfig], root: Path, limit: float) -> Catalogue:
+    """Jobs of a study read the same sources: their files are hashed once."""
+    return once(_key(sources, root, limit), lambda: catalogue(sources, root, limit=limit))
+
+
+def _assigned(config: DataConfig, main: Catalogue, classes: tuple[str, ...], root: Path | None) -> Assigned:
+    """The roles; ``root`` is None where the catalogue was read by somebody else, and may hold anything."""
+    if root is None:
+        return assign(main, classes, config.roles)
+    key = (_key(config.sources, root, config.bad_image_limit), classes, config.roles.model_dump_json())
+    return once(("roles", *key), lambda: assign(main, classes, config.roles))
+
+
+def _key(sources: Sequence[SourceConfig], root: Path, limit: float) -> Hashable:
+    return "catalogue", tuple(source.model_dump_json() for source in sources), root.resolve(), limit
 
 
 def assemble(

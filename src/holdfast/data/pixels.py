@@ -14,6 +14,7 @@ from holdfast.data.catalogue import Catalogue, Problem, Reader, in_order
 from holdfast.data.images import BadImage, evaluation_view, interpolation_filter
 from holdfast.data.round import Pixels
 from holdfast.errors import UserError
+from holdfast.shared import once
 
 if TYPE_CHECKING:  # a survey shares out roles without torch; only decoding needs it
     from torch import Tensor
@@ -83,10 +84,31 @@ class MemoryPixels:
 
     def _view(self, row: int) -> np.ndarray | str:
         reader, index, _ = self._sources[row]
+        key = "view", _Same(reader), index, self._size, self._interpolation
+        return once(key, lambda: self._decoded(reader, index), size=_bytes)
+
+    def _decoded(self, reader: Reader, index: int) -> np.ndarray | str:
         try:
             return evaluation_view(reader.image(index), self._size, self._interpolation)
         except BadImage as error:
             return str(error)
+
+
+class _Same:
+    """A reader as a part of a key: equal to itself alone, and alive for as long as the key is."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.reader is self.reader
+
+    def __hash__(self) -> int:
+        return id(self.reader)
+
+
+def _bytes(view: np.ndarray | str) -> int:
+    return len(view) if isinstance(view, str) else view.nbytes
 
 
 def _check_memory(count: int, size: int) -> None:

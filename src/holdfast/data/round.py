@@ -7,7 +7,7 @@ no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,6 +85,11 @@ class LabelledSet:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def key(self) -> Hashable:
+        """Which pictures these are, in their order, with which classes."""
+        return self.pixels.size, self.ids, self.labels.tobytes()
 
     def images(self, positions: np.ndarray | slice = slice(None)) -> Tensor:
         """uint8 pictures at the given positions of this set."""

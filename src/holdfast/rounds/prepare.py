@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from holdfast.model.towers import TwoTowers
 from holdfast.model.weights import is_conse
 from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
+from holdfast.shared import once
 from holdfast.stages import stage
 from holdfast.train.compute_mode import compute_mode
 
@@ -106,20 +107,38 @@ def prepare_round(
     if check is not None:
         check(surveyed)
     if config.model.start is not None and not is_direct_source(root / config.model.start):
-        refuse_seen(surveyed, images_seen(root / config.model.start), config.model.start)
+        _refuse_seen(config, surveyed, root, config.model.start)
     stage("loading the model")
-    start = load_start(config.model, root, config.seed)
+    named = _start_key(config.model, root, config.seed)
+    # The jobs of a study share it: it is bound and copied, and never changed.
+    start = once(("start", named), lambda: load_start(config.model, root, config.seed))
     view = start.towers.preprocess
     stage("decoding the pictures")
     assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
     old = bind(start, assembled, config.model).frozen_copy()
     as_deployed = as_deployed_in(start.classifier, assembled.data.tasks, config.model.class_temperature)
     stage(f"preparing the method {config.method.name}")
-    ready = make_prepared(config, config.method, old, assembled, runtime)
+    ready = make_prepared(config, config.method, old, assembled, runtime, named)
     deployed = None if as_deployed is None else as_deployed.to(runtime.device)
     known = start.seen.complete or start.published
     trained_on = frozenset(start.seen.keys(Use.TRAINED, Use.FITTED)) if known else None
     return replace(ready, as_deployed=deployed, start_seen=start.seen, trained_on=trained_on)
+
+
+def _start_key(config: ModelConfig, root: Path, seed: int) -> tuple[Hashable, ...]:
+    drawn = seed if config.start is None else None  # weights of a bare architecture are drawn by seed
+    named = (config.start, config.text, config.architecture, config.weights)
+    return (*(None if item is None else str(item) for item in named), drawn, root.resolve())
+
+
+def _refuse_seen(config: RoundConfig, surveyed: Survey, root: Path, start: Path) -> None:
+    def passed() -> bool:
+        refuse_seen(surveyed, images_seen(root / start), start)
+        return True
+
+    sources = tuple(source.model_dump_json() for source in config.data.sources)
+    roles = config.data.roles.model_dump_json(), config.data.bad_image_limit, surveyed.spec.classes
+    once(("not seen", sources, roles, str(start), root.resolve()), passed)
 
 
 def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, root: Path) -> Assembled:
@@ -129,9 +148,14 @@ def read_data(data: DataConfig, task: TaskConfig, towers: TwoTowers, seed: int, 
 
 
 def make_prepared(
-    config: RoundConfig, method_config: MethodConfig, old: Classifier, assembled: Assembled, runtime: Runtime
+    config: RoundConfig,
+    method_config: MethodConfig,
+    old: Classifier,
+    assembled: Assembled,
+    runtime: Runtime,
+    start: Hashable,
 ) -> PreparedRound:
-    """A method over a copy of the old model."""
+    """A method over a copy of the old model; ``start`` is what its weights are known by."""
     dtype = torch.float64 if config.train.precision == "float64" else torch.float32
     old = old.to(device=runtime.device, dtype=dtype)
     new = old.copy()
@@ -143,7 +167,8 @@ def make_prepared(
     with compute_mode(config.train, runtime.device, compiled=False), features_kept(user_store()):
         method.prepare(old, assembled.data)
     method.to(device=runtime.device, dtype=dtype)
-    parent = model_fingerprint(old)
+    bound = old.classes, old.prompts, old.class_temperature, dtype
+    parent = once(("parent", start, bound), lambda: model_fingerprint(old))
     return PreparedRound(method, old, assembled, parent, _fingerprint(config, assembled.fingerprint, parent))
 
 

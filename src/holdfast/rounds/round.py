@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,7 @@ from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.feature_store import MemoryStore, features_kept, user_store
-from holdfast.model.folder import is_model_folder, load_model, save_model
+from holdfast.model.folder import save_model
 from holdfast.rounds.decide import (
     FIRST,
     Decision,
@@ -71,10 +71,12 @@ from holdfast.rounds.decide import (
     write_certificate_of,
 )
 from holdfast.rounds.former import read_result_json
+from holdfast.rounds.kept import RunModels
 from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
 from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
 from holdfast.runtime import Runtime, choose_device
+from holdfast.shared import is_sharing, once
 from holdfast.stages import stage
 from holdfast.train.loop import Progress, TrainSpec, train
 from holdfast.train.metrics import MetricsFile
@@ -85,7 +87,9 @@ class Round:
 
     Without a ``folder`` it works in a temporary one. A folder that was begun (``begun=True``) is gone on with.
     ``check`` may refuse the round once its files are listed, before anything is decoded or loaded. With
-    ``training_figures`` every evaluation also measures training images, which figures of a comparison show.
+    ``training_figures`` every evaluation also measures training images, which figures of a comparison show. With
+    ``in_memory`` models stay in memory, and go to disk with the checkpoints of the training: for a job of a study, which
+    is short and hands back one model at most.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Round:
         begun: bool = False,
         check: Callable[[Survey], None] | None = None,
         training_figures: bool = False,
+        in_memory: bool = False,
         resume: str = "",
     ) -> None:
         self.root = Path(root)
@@ -109,11 +114,15 @@ class Round:
         self.data: RoundData = self.prepared.assembled.data
         self.folder = _folder(folder)
         self.resume = resume  # the command that goes on with it
+        self._in_memory = in_memory and self.runtime.world == 1
+        self.models = RunModels(self.save, in_memory=self._in_memory)
         self.training = training_images(self.data) if training_figures else None
         self._store = user_store()
         if not begun:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
             self._write_config()
         self._begin()
+        self._compared: dict[str, Comparison] = {}  # evaluations of this process, by checkpoint
+        self._test: tuple[LabelledSet, pa.Table] | None = None  # test images and the old model's predictions
         self._models: dict[str, CandidateModels] = {}  # by checkpoint: the last one that was asked for
         self._untrained: CandidateModels | None = None
         self._at_zero: list[Candidate] | None = None
@@ -183,9 +192,19 @@ class Round:
             self.prepared.fingerprint,
             config.evaluate.every,
             resume=self.resume,
+            checkpoint_at_end=not self._in_memory,
         )
         with self._keeping():
-            train(self.prepared.method, self.data, spec, self.runtime, self.folder, self.evaluate_checkpoint, progress)
+            train(
+                self.prepared.method,
+                self.data,
+                spec,
+                self.runtime,
+                self.folder,
+                self.evaluate_checkpoint,
+                progress,
+                before_checkpoint=self.models.write,  # a run that goes on from there chooses among them
+            )
 
     def evaluate_checkpoint(self, done: int, method: Method) -> dict[str, Any]:
         """Per-task accuracy on dev and constraint images after step ``done``; the model becomes a checkpoint."""
@@ -217,9 +236,11 @@ class Round:
             figures |= {"train_safety": on_training.dev_safety, "train_gain": on_training.target_gain}
         else:
             figures["constraint_accuracy"] = per_task_accuracy(self.predict(model, self.data.constraint))
+        self._compared[name] = compared
         if self.runtime.is_main:
             write_predictions(self.folder.predictions(name, "dev"), dev)
-            self.save(model, self.folder.candidates / name)
+            self.models.remove(self.folder.candidates / name)  # left by a run that was killed after this evaluation
+            self.models.put(model, self.folder.candidates / name)
             self._prune(done)
         return figures
 
@@ -237,14 +258,21 @@ class Round:
     def _prune(self, done: int) -> None:
         """Keep the weights of the best few checkpoints, and of the last."""
         keep = {*self._ranked()[: self.config.evaluate.keep_candidates], checkpoint_name(done)}
-        for path in self.folder.candidates.iterdir():
-            if path.name not in keep:
-                shutil.rmtree(path)
+        for name in self.models.names(self.folder.candidates):
+            if name not in keep:
+                self.models.remove(self.folder.candidates / name)
+
+    def checkpoints(self) -> list[str]:
+        """Checkpoints whose weights are kept, in the order of their steps."""
+        return [name for name in self.models.names(self.folder.candidates) if name.startswith("step-")]
+
+    def checkpoint(self, name: str) -> Classifier:
+        """The weights of a checkpoint, on the device."""
+        return self.models.get(self.folder.candidates / name).to(self.runtime.device)
 
     def _ranked(self) -> list[str]:
         """Checkpoints whose weights are kept, by the rule of choice, best first."""
-        names = sorted(path.name for path in self.folder.candidates.iterdir() if path.name.startswith("step-"))
-        left = [(name, self._dev_of(name)) for name in names]
+        left = [(name, self._dev_of(name)) for name in self.checkpoints()]
         ranked: list[str] = []
         while left:
             best = choose_checkpoint([dev.dev_safety for _, dev in left], [dev.target_gain for _, dev in left])
@@ -261,7 +289,9 @@ class Round:
         return [(checkpoint_name(step), self._dev_of(checkpoint_name(step))) for step in steps]
 
     def _dev_of(self, name: str) -> Comparison:
-        return self.compare(self.old_dev, read_predictions(self.folder.predictions(name, "dev")))
+        if name not in self._compared:  # evaluated before the run was interrupted
+            self._compared[name] = self.compare(self.old_dev, read_predictions(self.folder.predictions(name, "dev")))
+        return self._compared[name]
 
     # -- candidates -------------------------------------------------------------------------------------------------
 
@@ -323,8 +353,8 @@ class Round:
     def model(self, candidate: Candidate) -> Classifier:
         """The weights of a candidate."""
         kept = self.folder.tested / candidate.name
-        if is_model_folder(kept):  # what is tested is what is handed back, bit for bit
-            return load_model(kept).to(self.runtime.device)
+        if self.models.has(kept):  # what is tested is what is handed back, bit for bit
+            return self.models.get(kept).to(self.runtime.device)
         models = self._candidate_models(candidate.step) if candidate.lam > 0 else self._refitted()
         with self._keeping(still=candidate.lam == 0):
             return models.model(candidate.lam, candidate.bias)
@@ -332,8 +362,7 @@ class Round:
     def _candidate_models(self, step: str) -> CandidateModels:
         """Models between the old weights and a checkpoint; the refit of the old weights is shared by all."""
         if step not in self._models:
-            checkpoint = load_model(self.folder.candidates / step).to(self.runtime.device)
-            self._models = {step: self._models_towards(checkpoint)}
+            self._models = {step: self._models_towards(self.checkpoint(step))}
             self._models[step].refits |= self._refitted().refits
         return self._models[step]
 
@@ -353,6 +382,7 @@ class Round:
             self.runtime,
             in_tower=self.config.model.freeze not in ("image", "towers"),
             folds=self._folds,
+            refit_key=self._refit_key() if is_sharing() else None,
         )
 
     # -- the decision -----------------------------------------------------------------------------------------------
@@ -397,7 +427,7 @@ class Round:
             tested = to_test(self.config, self.folder, candidates)
             made = {candidate.name: self.model(candidate) for candidate in tested}
             if self.runtime.is_main:
-                models = {name: self.save(model, self.folder.tested / name) for name, model in made.items()}
+                models = {name: self.models.put_named(model, self.folder.tested / name) for name, model in made.items()}
                 entries = [candidate_json(candidate) for candidate in candidates]
                 write_json(self.folder.settled, {"candidates": entries, "tested": models})
             if dist.is_initialized():
@@ -412,7 +442,7 @@ class Round:
     def _all_kept(self) -> bool:
         """Whether the models that are tested are still on disk."""
         tested = read_json(self.folder.settled)["tested"]
-        return all(is_model_folder(self.folder.tested / name) for name in tested)
+        return all(self.models.has(self.folder.tested / name) for name in tested)
 
     def _first(self) -> ReferenceModel:
         assert self.config.certify.first is not None
@@ -424,8 +454,8 @@ class Round:
 
     # -- what it hands back -----------------------------------------------------------------------------------------
 
-    def write_result(self, decision: Decision) -> None:
-        """Score test images once and write model, certificate and, last, ``result.json``."""
+    def write_result(self, decision: Decision, *, model: bool = True) -> None:
+        """Score test images once and write model (unless nobody wants it), certificate and, last, ``result.json``."""
         candidates = self.settled()
         shipped = self.model(decision.shipped) if decision.shipped else None
         test = self.score_test(shipped)
@@ -433,7 +463,8 @@ class Round:
         points = [*evaluated, *((candidate.name, candidate.dev) for candidate in candidates)]
         if not self.runtime.is_main:
             return
-        self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
+        if model:
+            self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
         if decision.certified:
             write_certificate_of(self.folder, decision)
         write_json(
@@ -460,16 +491,21 @@ class Round:
         found = confused_with(self.data.tasks.target, table["label"].to_pylist(), table["prediction"].to_pylist())
         return found if found in self.data.tasks.protected else None
 
-    def score_test(self, model: Classifier | None) -> Comparison | None:
-        """A model (None: the old one) against the old model on test images; None for a round without them."""
-        try:
-            examples = self.data.open_test()
-        except UserError:
-            return None  # dev figures are all there is
-        stage("scoring test images")
-        old = self.predict_old(examples)
+    def score_test(self, model: Classifier | None, *, write: bool = True) -> Comparison | None:
+        """A model (None: the old one) against the old model on test images; None for a round without them.
+
+        Predictions are written for the model that a run stands for, and not for others beside it.
+        """
+        if self._test is None:
+            try:
+                examples = self.data.open_test()
+            except UserError:
+                return None  # dev figures are all there is
+            stage("scoring test images")
+            self._test = examples, self.predict_old(examples)
+        examples, old = self._test
         new = old if model is None else self.predict(model, examples)
-        if self.runtime.is_main:
+        if self.runtime.is_main and write:
             write_predictions(self.folder.predictions("old", "test"), old)
             write_predictions(self.folder.predictions("new", "test"), new)
         return self.compare(old, new)
@@ -488,7 +524,23 @@ class Round:
     def predict_old(self, examples: LabelledSet) -> pa.Table:
         """The old model as it was deployed."""
         reference = ReferenceModel(self.prepared.old, self.prepared.as_deployed)
-        return predict_reference(reference, examples, self.config.evaluate.batch, self.runtime)
+        batch = self.config.evaluate.batch
+        if not is_sharing():
+            return predict_reference(reference, examples, batch, self.runtime)
+        key = ("old predictions", self._old_key(), examples.key, batch)
+        return once(key, lambda: predict_reference(reference, examples, batch, self.runtime))
+
+    def _old_key(self) -> Hashable:
+        """What the old model's predictions depend on, beside the examples."""
+        config, runtime = self.config, self.runtime
+        place = str(runtime.device), runtime.rank, runtime.world
+        return self.prepared.parent, config.model.model_dump_json(), config.train.precision, place
+
+    def _refit_key(self) -> Hashable:
+        """What its refit depends on: also the images that teach it, and how it sees them."""
+        views = view_settings(self.config.train, self.config.method)
+        taught = self.prepared.assembled.fingerprint, views.crop_scale, views.flip
+        return self._old_key(), self.config.candidates.model_dump_json(), taught
 
     def compare(self, old: pa.Table, new: pa.Table) -> Comparison:
         """Two tables of predictions, task by task."""

@@ -65,6 +65,7 @@ class TrainSpec:
     evaluate_every: int
     share_every: int = 10  # of how many logged steps one measures each part's share of the gradient
     resume: str = ""  # the command that goes on with an interrupted run
+    checkpoint_at_end: bool = True  # False: after the last step only where checkpoint_every asks for it
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ def train(
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
     stopwatch: Stopwatch | None = None,
+    before_checkpoint: Callable[[], None] | None = None,
 ) -> None:
     """Run (or resume) the steps of ``plan``; the method holds the result.
 
     With a ``folder``, metrics and checkpoints are written there, and a run that was begun in it goes on bit for bit.
+    ``before_checkpoint`` is called before each, for whoever has something to write that belongs to it.
     """
-    run = _Run(method, data, plan, runtime, folder, evaluate, progress, stopwatch or _NoStopwatch())
+    run = _Run(method, data, plan, runtime, folder, evaluate, progress, stopwatch or _NoStopwatch(), before_checkpoint)
     with _interruptions() as interruption:
         run.go(interruption)
 
@@ -117,12 +120,13 @@ class _Run:
         evaluate: Evaluate | None,
         progress: Progress | None,
         stopwatch: Stopwatch,
+        before_checkpoint: Callable[[], None] | None = None,
     ) -> None:
         method.check_trainable()
         config = plan.config
         self.method, self.plan, self.config, self.runtime, self.folder = method, plan, config, runtime, folder
         self.evaluate, self.progress, self.tasks = evaluate, progress, data.tasks.protected
-        self.lap = stopwatch.lap
+        self.lap, self.before_checkpoint = stopwatch.lap, before_checkpoint
         sizes = batch_sizes(config)
         self.sampler = RoundSampler(data, sizes, plan.seed)
         view = method.model.preprocess
@@ -191,8 +195,10 @@ class _Run:
                     self._evaluate(done)
                     clock, images = time.perf_counter(), 0
                 last, stop = done == self.config.steps, self._interrupted(done, interruption)
-                if last or stop or done % self.config.checkpoint_every == 0:
+                due = done % self.config.checkpoint_every == 0 or (last and self.plan.checkpoint_at_end)
+                if last or stop or due:
                     self._stop_if_not_finite()
+                if due or (stop and not last):
                     self._checkpoint(done)
                 if stop and not last:
                     raise self._interruption(done, interruption)
@@ -346,6 +352,8 @@ class _Run:
         state = None if self.folder is None else self.weights.state(self.optimizer)
         if self.folder is None or state is None:
             return
+        if self.before_checkpoint is not None:
+            self.before_checkpoint()
         content = checkpoints.Checkpoint(done, *state, self.metrics.size(), self.plan.fingerprint)
         checkpoints.save(self.folder.checkpoints, content, self.config.keep_checkpoints)
 
