@@ -4,12 +4,14 @@
     python benchmarks/frontier.py STUDIES/* --out benchmarks/results/frontier.json  # keeps them, prints the table
     python benchmarks/frontier.py benchmarks/results/frontier.json --figure docs/figures/frontier.png
 
-`holdfast compare` writes STUDY/frontier.json for a study with `tolerances`; nothing is chosen or computed anew here.
+`holdfast compare` writes STUDY/frontier.json for a study with `tolerances`, once a minute while it runs and when it
+ends or is interrupted; nothing is chosen or computed anew here. A study that is not finished says how far it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,10 +35,21 @@ def read(paths: Sequence[Path]) -> Studies:
         if not file.exists():
             print(f"{path} has no frontier.json yet", file=sys.stderr)
             continue
+        progress(path)
         values: Any = json.loads(file.read_text(encoding="utf-8"))
         studies: Mapping[str, Any] = values["studies"] if isinstance(values, dict) else {path.name: values}
         found |= {name: [cell_from_json(entry) for entry in entries] for name, entries in studies.items()}
     return found
+
+
+def progress(folder: Path) -> None:
+    """Say how many jobs of a study are done, where some are not."""
+    if not (folder / "jobs.csv").is_file():
+        return
+    with (folder / "jobs.csv").open(newline="", encoding="utf-8") as file:
+        statuses = [line["status"] for line in csv.DictReader(file)]
+    if (done := statuses.count("done")) < len(statuses):
+        print(f"{folder.name}: {done} of {len(statuses)} jobs are done", file=sys.stderr)
 
 
 def table(studies: Studies) -> str:

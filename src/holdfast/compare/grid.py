@@ -21,6 +21,7 @@ from holdfast.methods.registry import known_names, short_name
 
 WISE_FT = "wise_ft"
 REFIT = "refit"
+LEDGER = "ledger"  # of a job, in its folder
 _LAMBDA = "lambda"
 _NUMBERS_NOBODY_SEES = ("log_every", "checkpoint_every", "keep_checkpoints", "device")  # of [train]
 
@@ -107,8 +108,8 @@ class StudyConfig(Config):
     Each job scores on test images what gains most within each of them: its checkpoints as they were trained and, where
     it ships, its candidates. Checkpoints beyond evaluate.keep_candidates have no weights and take no part."""
     keep_models: bool = True
-    """Whether each job keeps the model that it hands back. Without, a study of what ships leaves figures alone: no other
-    study can start from it, and no run of it be diagnosed."""
+    """Whether each job keeps the model that it hands back. Without, a study of what ships leaves figures alone: no
+    other study can start from it, and no run of it be diagnosed."""
     epoch: Positive | None = None
     """Steps that the figures call an epoch. Default: they count steps."""
     methods: Annotated[Many[MethodEntry], Field(min_length=1)]
@@ -368,7 +369,7 @@ def _seeds(
         if (
             result == "shipped"
         ):  # every job queries the sealed images in a ledger of its own: it measures, ships nothing
-            own = own.model_copy(update={"certify": own.certify.model_copy(update={"ledger": folder / "ledger"})})
+            own = own.model_copy(update={"certify": own.certify.model_copy(update={"ledger": folder / LEDGER})})
         common = (entry.title, column, setting, seed, own, folder, study.root, keep_last)
         kept = study.config.keep_models
         yield Job(*common, result=result, tolerances=study.config.tolerances, keep_model=kept)

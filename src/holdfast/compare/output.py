@@ -34,7 +34,8 @@ def write_outputs(
 ) -> list[Path]:
     """``jobs.csv`` always; tables once test was scored; figures where they are wanted; the frontier as far as it goes.
 
-    ``earlier`` are the rounds that this study's own began from: with them come the classes' accuracies over rounds.
+    Of a study that is not finished they say how many of its jobs they are made of. ``earlier`` are the rounds that
+    this study's own began from: with them come the classes' accuracies over rounds.
     """
     files = [_write(out / JOBS, jobs_csv(jobs, records))]
     scores = scores_by_place(choices)
@@ -43,24 +44,29 @@ def write_outputs(
         out / "chosen.json", [_chosen_json(choice, found.get((choice.row, choice.column))) for choice in choices]
     )
     files.append(out / "chosen.json")
-    for name, table in tables(study, scores, found).items():
+    title = _title(study, records)
+    for name, table in tables(study, scores, found, title).items():
         files += write_table(table, out, name)
     rounds = with_this_round(earlier or {}, scores)
     if rounds:
-        title = f"{study.config.title or study.name}: every class over rounds"
-        files += write_table(rounds_table(title, rounds), out, "rounds")
+        files += write_table(rounds_table(f"{title}: every class over rounds", rounds), out, "rounds")
     on_frontier = frontier_cells(jobs, records) if study.config.tolerances else []
     if on_frontier:
-        files += _frontier(study, on_frontier, out, figures=figures)
+        files += _frontier(title, on_frontier, out, figures=figures)
     if figures and found:
         files += _figures(study, choices, scores, found, rounds, out / "figures")
     return files
 
 
-def _frontier(study: Study, on_frontier: list[FrontierCell], out: Path, *, figures: bool) -> list[Path]:
+def _title(study: Study, records: list[JobRecord]) -> str:
+    name, done = study.config.title or study.name, sum(record.status == "done" for record in records)
+    return name if done == len(records) else f"{name} ({done:,} of {len(records):,} jobs)"
+
+
+def _frontier(title: str, on_frontier: list[FrontierCell], out: Path, *, figures: bool) -> list[Path]:
     write_json(out / "frontier.json", frontier_json(on_frontier))
-    title = f"{study.config.title or study.name}: gain within a tolerance"
-    files = [out / "frontier.json", *write_table(frontier_table(title, on_frontier), out, "frontier")]
+    table = frontier_table(f"{title}: gain within a tolerance", on_frontier)
+    files = [out / "frontier.json", *write_table(table, out, "frontier")]
     if figures:
         from holdfast.compare import figures as draw
 
@@ -151,12 +157,14 @@ def _columns(study: Study) -> list[str]:
     return [label for label, _, _ in study.config.columns]
 
 
-def tables(study: Study, scores: Scores, found: dict[tuple[str, str], Cell]) -> dict[str, Table]:
+def tables(
+    study: Study, scores: Scores, found: dict[tuple[str, str], Cell], title: str | None = None
+) -> dict[str, Table]:
     """The main table, the chosen settings, and one table of tasks a column; none before test was scored."""
     if not found:
         return {}
     rows, columns = _rows(study), _columns(study)
-    title = study.config.title or study.name
+    title = title or study.config.title or study.name
     result = {
         "results": main_table(f"{title}: comparison on targeting {study.target}", study.target, rows, columns, found),
         "settings": settings_table(f"{title}: chosen settings", rows, columns, found),

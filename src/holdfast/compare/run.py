@@ -19,7 +19,7 @@ from typing import Literal
 from holdfast.artifacts import RunFolder, read_json, read_predictions, write_json, write_predictions
 from holdfast.candidates.select import Candidate
 from holdfast.compare.frontier import OLD, best_within
-from holdfast.compare.grid import Job
+from holdfast.compare.grid import LEDGER, Job
 from holdfast.compare.records import (
     FrontierPoint,
     JobFolder,
@@ -106,7 +106,7 @@ def _prepare(job: Job, folder: JobFolder) -> bool:
     if not begun:
         shutil.rmtree(folder.root, ignore_errors=True)
     elif job.result == "shipped":
-        shutil.rmtree(job.config.certify.ledger, ignore_errors=True)
+        shutil.rmtree(folder.root / LEDGER, ignore_errors=True)
         folder.run.settled.unlink(missing_ok=True)
     folder.root.mkdir(parents=True, exist_ok=True)
     return begun

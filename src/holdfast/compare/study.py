@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from holdfast.compare.grid import Job, Study, base_folder, before, plan
 from holdfast.compare.output import JOBS, jobs_csv, write_outputs
 from holdfast.compare.over_rounds import History, continued
 from holdfast.compare.pool import Runner, terminations
-from holdfast.compare.records import JobFolder
+from holdfast.compare.records import JobFolder, JobRecord
 from holdfast.compare.run import Action, Outcome
 from holdfast.errors import Interrupted, UserError
 from holdfast.locks import one_writer
@@ -51,31 +52,59 @@ def _run_study(study: Study, out: Path, runner: Runner, say: Say, *, figures: bo
     _make_base(study, out, say)
     earlier = {} if first is None else first.history
     try:
-        failed = run_jobs(jobs, runner, say, out / JOBS)
+        failed = run_jobs(jobs, runner, say, _Progress(study, jobs, out, earlier).update)
         records = read_records(jobs)
         choices = choose(jobs, records)
         if all(record.status in ("done", "failed") for record in records):
             failed += _score(choices, runner, say)
             link_choices(choices, out)
     except Interrupted:  # tables of what is done
-        records = read_records(jobs)
-        write_outputs(study, jobs, records, choose(jobs, records), out, figures=False, earlier=earlier)
+        _write_so_far(study, jobs, read_records(jobs), out, earlier)
         raise
     files = write_outputs(study, jobs, records, choices, out, figures=figures, earlier=earlier)
     return StudyResult(study, out, len(jobs), failed, choices, files, continued(choices, earlier))
 
 
-def run_jobs(jobs: list[Job], runner: Runner, say: Say, listed: Path | None = None) -> list[tuple[str, str]]:
+def _write_so_far(study: Study, jobs: list[Job], records: list[JobRecord], out: Path, earlier: History) -> None:
+    """Tables and the frontier of the jobs that are done."""
+    write_outputs(study, jobs, records, choose(jobs, records), out, figures=False, earlier=earlier)
+
+
+_TABLES_EVERY = 60.0  # seconds; ``jobs.csv`` is written whenever a job ends
+_SHARE = 0.05  # of the time may go into tables on the way: those of a thousand jobs take seconds
+
+
+class _Progress:
+    """What a study that is killed leaves to read."""
+
+    def __init__(self, study: Study, jobs: list[Job], out: Path, earlier: History) -> None:
+        self.study, self.jobs, self.out, self.earlier = study, jobs, out, earlier
+        self.next = time.monotonic() + _TABLES_EVERY
+
+    def update(self, records: list[JobRecord]) -> None:
+        """These are the records now."""
+        began = time.monotonic()
+        if began < self.next:
+            write_text(self.out / JOBS, jobs_csv(self.jobs, records))
+            return
+        _write_so_far(self.study, self.jobs, records, self.out, self.earlier)
+        ended = time.monotonic()
+        self.next = ended + max(_TABLES_EVERY, (ended - began) / _SHARE)
+
+
+def run_jobs(
+    jobs: list[Job], runner: Runner, say: Say, update: Callable[[list[JobRecord]], None] | None = None
+) -> list[tuple[str, str]]:
     """Run the jobs that are not done; those that interpolate other jobs' results come after them.
 
-    The file ``listed`` says how each stands, and is written again when one has ended.
+    ``update`` is given all records at the beginning, and again whenever a job has ended.
     """
     failed: list[tuple[str, str]] = []
     records = read_records(jobs)
     places = {job.folder: place for place, job in enumerate(jobs)}
     done = sum(record.status == "done" for record in records)
-    if listed is not None:
-        write_text(listed, jobs_csv(jobs, records))
+    if update is not None:
+        update(records)
     if done:
         say(f"{done} of {len(jobs)} jobs are done already")
     for wave in ([job for job in jobs if job.parent is None], [job for job in jobs if job.parent is not None]):
@@ -83,8 +112,8 @@ def run_jobs(jobs: list[Job], runner: Runner, say: Say, listed: Path | None = No
         for outcome in runner([(job, "run") for job in left]):
             done += 1
             records[places[outcome.job.folder]] = outcome.record
-            if listed is not None:
-                write_text(listed, jobs_csv(jobs, records))
+            if update is not None:
+                update(records)
             say(_line(outcome, done, len(jobs)))
             if outcome.record.status == "failed":
                 failed.append((outcome.job.name, outcome.record.error))

@@ -88,8 +88,8 @@ class Round:
     Without a ``folder`` it works in a temporary one. A folder that was begun (``begun=True``) is gone on with.
     ``check`` may refuse the round once its files are listed, before anything is decoded or loaded. With
     ``training_figures`` every evaluation also measures training images, which figures of a comparison show. With
-    ``in_memory`` models stay in memory, and go to disk with the checkpoints of the training: for a job of a study, which
-    is short and hands back one model at most.
+    ``in_memory`` models stay in memory, and go to disk with the checkpoints of the training: for a job of a study,
+    which is short and hands back one model at most.
     """
 
     def __init__(
