@@ -143,6 +143,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def rows_of_rank(total: int) -> int:
+    """How many of ``total`` rows, shared out by :meth:`Runtime.share`, are this rank's; they are its first ones."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return len(range(rank, total, world))
+
+
 class _Gather(torch.autograd.Function):
     """Rows of all ranks, in rank order; the gradient of a row is the sum of what every rank's loss says of it."""
 
