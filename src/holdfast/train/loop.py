@@ -161,6 +161,7 @@ class _Run:
         self.step = torch.zeros((), dtype=torch.long, device=runtime.device)  # that is being taken
         self.first_bad = torch.full_like(self.step, -1)  # first step that was not finite
         self.bad_parts: Tensor | None = None
+        self.lost_rank = False
         self.steps = Steps(self._compute, runtime.device, record=records, agree=Agreement() if records else None)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -170,7 +171,8 @@ class _Run:
             with self.steps.stream():
                 self._go(interruption)
         finally:
-            self.steps.close()
+            if not self.lost_rank:  # a GPU that waits for a rank that is gone waits for ever
+                self.steps.close()
 
     def _records(self) -> bool:
         """Whether steps are recorded and played back: where nothing of a step is decided on the host."""
@@ -384,13 +386,18 @@ class _Run:
         return done % 10 == 0 and any_rank(interruption.signal_number is not None, self.runtime.device)
 
     def _lost_rank(self, done: int) -> TrainingError:
-        """Another rank died while this one waited for it. Weights and averages are those after step ``done``."""
+        """Another rank died while this one waited for it. On a CPU weights and averages are those after step ``done``.
+
+        A GPU may be in the middle of a step, and waits for the rank that is gone: nothing can be read from it.
+        """
+        self.lost_rank = True
         kept = "the ranks that are left wrote no checkpoint"
-        if self.weights.sharded:
+        on_gpu = self.runtime.device.type == "cuda"
+        if self.weights.sharded or on_gpu:
             last = checkpoints.newest(self.folder.checkpoints) if self.folder else None
-            kept = "its part of the weights went with it, and " + (
-                "there is no checkpoint yet" if last is None else f"the last checkpoint is that of step {last}"
-            )
+            gone = "this rank's GPU waits for it" if on_gpu else "its part of the weights went with it"
+            found = "there is no checkpoint yet" if last is None else f"the last checkpoint is that of step {last}"
+            kept = f"{gone}, and {found}"
         elif self.folder is not None and self.runtime.is_main:
             self._checkpoint(done)
             kept = f"a checkpoint was written after step {done}"
