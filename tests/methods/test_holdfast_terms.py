@@ -13,7 +13,7 @@ import torch
 from holdfast.config import RoundConfig, parse
 from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
-from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
+from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig, _Asked
 from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch
 
 
@@ -93,8 +93,11 @@ def first(chosen: Sequence[int], of: int) -> list[int]:
 
 
 @pytest.mark.parametrize("views", ["clean", "paired"])
-def test_asking_about_a_share_of_the_pairs_gives_the_whole_distillation_on_average(views: str) -> None:
+def test_asking_about_a_share_of_the_pairs_gives_the_whole_distillation_on_average(
+    monkeypatch: pytest.MonkeyPatch, views: str
+) -> None:
     """Over every sample of pairs that a draw can begin with: the same mean of the loss and of its gradient."""
+    monkeypatch.setattr("holdfast.methods.holdfast._LEAST", 1)
     data = small_data(target=4, negatives=6)
     protected = [0, 3, 5, 6, 8]
 
@@ -123,6 +126,7 @@ def test_asking_about_a_share_of_the_pairs_gives_the_whole_distillation_on_avera
 def test_the_old_model_sees_the_sample_alone_and_at_share_1_every_picture_in_one_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("holdfast.methods.holdfast._LEAST", 1)
     data = small_data(target=4, negatives=8)
     seen: list[torch.Tensor] = []
 
@@ -140,6 +144,12 @@ def test_the_old_model_sees_the_sample_alone_and_at_share_1_every_picture_in_one
     target, negatives = batch.target_images.pixels, batch.negative_images.pixels
     assert torch.equal(seen[0], torch.cat([target[:1], negatives[:2]]))
     assert torch.equal(seen[1], torch.cat([target, negatives]))
+
+
+def test_a_sample_has_a_least_size_and_is_shared_out_by_what_it_stands_for() -> None:
+    asked = [_Asked.of(0.25, total) for total in (0, 5, 32, 128)]
+    assert [(item.rows, item.weight) for item in asked] == [(0, 0.0), (5, 1.0), (16, 2.0), (32, 4.0)]
+    assert _Asked.of(1.0, 128) == _Asked(128, 1.0)
 
 
 def test_the_default_asks_about_a_quarter_and_the_published_forms_about_nothing() -> None:

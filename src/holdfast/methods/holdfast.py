@@ -28,6 +28,7 @@ from holdfast.objective.retention import RetentionPenalty
 from holdfast.runtime import rows_of_rank, sums_by, world_size
 
 _CACHED = 2 * 2**30  # bytes of old logits that are kept; more constraint images are asked about in every step
+_LEAST = 16  # pairs of either kind about which the old model is asked, or all: in small steps a sample is mostly noise
 _FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
 
 
@@ -95,8 +96,8 @@ class HoldfastConfig(FormConfig):
     the less the old model's judgement counts."""
     distill_share: PositiveFraction = 0.25
     """Share of a step's target pairs and negatives about which the old model is asked: a random sample of fixed size,
-    in which each stands for 1 / share of them, so that the loss and its gradient are the same on average. Constraint
-    images all count. 1 asks about every picture, at the cost of the old model's pass over all of them."""
+    at least 16 of either. Each stands for as many as were not asked about, so that the loss and its gradient are the
+    same on average. Constraint images all count. 1 asks about every picture: the old model's pass over all of them."""
     label_boost: NonNegativeFloat = 2.0
     """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
     the same measure for every class."""
@@ -159,8 +160,8 @@ class _Asked:
 
     @classmethod
     def of(cls, share: float, total: int) -> _Asked:
-        """A share of ``total`` pairs over all ranks, at least one."""
-        count = max(1, round(share * total)) if total else 0
+        """A share of ``total`` pairs over all ranks."""
+        count = min(total, max(_LEAST, round(share * total)))
         return cls(rows_of_rank(count), total / max(1, count))
 
 
