@@ -39,8 +39,7 @@ class Played:
 def run(shape_name: str, steps: int, folder: Path, runtime: Runtime, **changes: Any) -> tuple[dict[str, Tensor], int]:
     """State after the steps, and how many of them were played back; no step at all: the state before."""
     shape = SHAPES[shape_name]
-    size = 224 if shape.architecture.startswith("ViT") else 32
-    data = made_up_round(shape, write_pictures(folder / "pixels.bin", shape.images, size))
+    data = made_up_round(shape, write_pictures(folder / "pixels.bin", shape.images, shape.size))
     method, plan = made_up_run(shape, data, train_config(shape, steps=max(1, steps), **changes), runtime, paired=False)
     played = Played()
     if steps:

@@ -4,6 +4,7 @@ the old model about every picture) and in the published one, with clean and pair
     python benchmarks/step.py                       # writes benchmarks/results/step.json and step-full.json
     python benchmarks/step.py --shapes tiny --out /tmp/results
     python benchmarks/step.py --kernels             # only step-kernels.txt: which kernels ten steps are made of
+    python benchmarks/step.py --kernels --shapes small --forms default
 
 Pictures are read from a packed file and augmented on the device; losses are logged every ten steps and gradient shares
 measured as in any round.
@@ -15,11 +16,12 @@ import argparse
 import gc
 import itertools
 import json
+import re
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +51,42 @@ def measure_shape(
     return measure(method, made_up_round(shape, pixels), plan, runtime, steps=steps)
 
 
+# Kernels by what they do, the first pattern that fits; names are those of cuDNN, cuBLAS, PyTorch, Triton and our own.
+GROUPS = {
+    "depthwise convolutions": r"depthwise|dgrad2d_c1|wgrad2d_c1|fprop2d_c1|dwconv|grouped_direct",
+    "attention": r"attend|flash|fmha|attention",
+    "other convolutions": r"conv|fprop|dgrad|wgrad|im2col|nchw|nhwc",
+    "optimizer, gradient norm, foreach": r"multi_tensor_apply",
+    "matrix products": r"gemm|nvjet|cutlass|splitk|activation_product|cublas",
+    "norms": r"norm",
+    "sums": r"reduce|sum",
+    "random views": r"_look|normalize_views|_views|grid_sampler|upsample",
+    "sorting, embeddings, indexing": r"sort|scan|index|gather|scatter|embedding",
+    "copies between host and device": r"Memcpy (HtoD|DtoH)",
+    "casts and copies": r"copy|memcpy|memset|fill|cat",
+    "other passes over values": r".",
+}
+
+
+def group_of(name: str) -> str:
+    """What a kernel does, by its name."""
+    return next(group for group, pattern in GROUPS.items() if re.search(pattern, name, re.IGNORECASE))
+
+
 class Kernels:
     """Notes the kernels of steps 21 to 30, with texts and pictures on one stream, so that none runs beside another."""
 
     def __init__(self) -> None:
         self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self.began = self.took = 0.0
 
     def step(self, done: int, values: Mapping[str, float]) -> None:
         if done == 20:
             self.profile.__enter__()
+            self.began = time.perf_counter()
         elif done == 30:
             torch.cuda.synchronize()
+            self.took = 100 * (time.perf_counter() - self.began)
             self.profile.__exit__(None, None, None)
 
     def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
@@ -72,29 +99,56 @@ class Kernels:
                 row = rows.setdefault(event.name, [0.0, 0.0])
                 row[0] += 0.1
                 row[1] += event.device_time_total / 1e4
-        lines = [f"all {sum(row[1] for row in rows.values()):.2f} ms a step"]
-        for name, (count, milliseconds) in sorted(rows.items(), key=lambda item: -item[1][1])[:80]:
-            lines.append(f"{milliseconds:8.3f} ms {count:7.1f} times  {name[:120]}")
-        return "\n".join(lines)
+        return f"{kernel_table(rows)}\nby the clock, profiled: {self.took:.2f} ms a step"
 
 
-def at_once(device: torch.device, function: Callable[[], Any], *, on_its_own: bool) -> Callable[[], Any]:
-    """In place of ``fast.beside``: everything on one stream."""
+def kernel_table(rows: Mapping[str, Sequence[float]]) -> str:
+    """Times and milliseconds a step of kernels by name, first by what they do."""
+    groups: dict[str, list[float]] = {group: [0.0, 0.0] for group in GROUPS}
+    for name, row in rows.items():
+        for place, value in enumerate(row):
+            groups[group_of(name)][place] += value
+
+    def described(items: Mapping[str, Sequence[float]]) -> list[str]:
+        ordered = sorted(items.items(), key=lambda item: -item[1][1])
+        return [f"{took:8.3f} ms {count:7.1f} times  {name[:120]}" for name, (count, took) in ordered if count]
+
+    count, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
+    return "\n".join(
+        [f"all {total:.2f} ms and {count:.0f} kernels a step", *described(groups), "", *described(rows)[:80]]
+    )
+
+
+def at_once(device: torch.device, function: Callable[[], Any], *, wanted: bool) -> Callable[[], Any]:
+    """In place of ``on_side_stream``: everything on one stream."""
     value = function()
     return lambda: value
 
 
-def kernels(shape_name: str, folder: Path, runtime: Runtime) -> str:
+def kernels(shape_name: str, folder: Path, runtime: Runtime, form: Form) -> str:
     shape = SHAPES[shape_name]
-    data = made_up_round(shape, write_pictures(folder / f"{shape_name}.bin", shape.images, 224))
-    method, plan = made_up_run(shape, data, train_config(shape, steps=30), runtime, paired=False)
-    beside, base.beside = base.beside, at_once
+    data = made_up_round(shape, write_pictures(folder / f"{shape_name}.bin", shape.images, shape.size))
+    config = train_config(shape, steps=30, log_every=10)
+    method, plan = made_up_run(shape, data, config, runtime, paired=False, form=form)
+    side_stream, base.on_side_stream = base.on_side_stream, at_once
     noted = Kernels()
     try:
         train(method, data, plan, runtime, progress=noted)
     finally:
-        base.beside = beside
-    return f"{shape_name}: {noted.table()}"
+        base.on_side_stream = side_stream
+    return f"{shape_name}, {form}: {noted.table()}"
+
+
+def profile(shapes: Sequence[str], forms: Sequence[Form], out: Path, folder: Path, runtime: Runtime) -> None:
+    """Print the kernels of each shape and form by what they do; all of them go into a file."""
+    if runtime.device.type != "cuda":
+        raise SystemExit("kernels are a GPU's: run this on one")
+    tables: list[str] = []
+    out.mkdir(parents=True, exist_ok=True)
+    for shape, form in itertools.product(shapes, forms):
+        tables.append(kernels(shape, folder, runtime, form))
+        print(tables[-1].partition("\n\n")[0], flush=True)
+        (out / "step-kernels.txt").write_text("\n\n".join(tables) + "\n")
 
 
 def line(name: str, figures: Figures) -> str:
@@ -140,9 +194,7 @@ def main() -> None:
     lines: list[str] = []
     with started("auto") as runtime, tempfile.TemporaryDirectory() as folder:
         if arguments.kernels:
-            tables = [kernels(shape, Path(folder), runtime) for shape in arguments.shapes]
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / "step-kernels.txt").write_text("\n\n".join(tables) + "\n")
+            profile(arguments.shapes, arguments.forms, arguments.out, Path(folder), runtime)
             return
         for shape in arguments.shapes:
             for variant, changes in variants.items():

@@ -101,6 +101,18 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return total
 
 
+def average_over_ranks(tensors: list[Tensor]) -> None:
+    """Replace tensors by their means over all ranks, in place, in one collective operation."""
+    if not dist.is_initialized() or not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    shaped = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(tensors, shaped)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
 def sums_by(index: Tensor, values: Tensor, size: int) -> Tensor:
     """Sum of the values [n, ...] of each index [n]: [size, ...], in a fixed order.
 
@@ -141,6 +153,40 @@ def rank_was_lost(error: RuntimeError) -> bool:
 def world_size() -> int:
     """Number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def in_group() -> bool:
+    """Whether ranks meet: in a process group of several, or of one (to measure what meeting costs)."""
+    return dist.is_initialized()
+
+
+def ranks_record() -> bool:
+    """Whether the group's collective operations can be part of a CUDA graph: NCCL's can, gloo's happen on the host."""
+    return in_group() and dist.get_backend() == "nccl"
+
+
+class Agreement:
+    """Whether all ranks say the same number. They meet in main memory: no rank waits for its GPU.
+
+    All ranks make it, and all ranks ask it, in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo")) if in_group() else None
+
+    def __call__(self, number: int) -> bool:
+        """Whether this rank's number is every rank's."""
+        if self._group is None:
+            return True
+        bounds = torch.tensor([number, -number])
+        dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self._group)
+        return bounds.tolist() == [number, -number]
+
+
+def rows_of_rank(total: int) -> int:
+    """How many of ``total`` rows, shared out by :meth:`Runtime.share`, are this rank's; they are its first ones."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return len(range(rank, total, world))
 
 
 class _Gather(torch.autograd.Function):

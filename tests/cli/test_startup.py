@@ -176,3 +176,16 @@ assert "pandas" in sys.modules
     environment = {**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_how_a_gpu_computes_is_decided_without_openclip_and_torchs_compiler() -> None:
+    """A round of other towers never imports them, and the first answer of any round does not wait for the compiler."""
+    code = """
+import sys, torch
+from holdfast.config import TrainConfig
+from holdfast.train.compute_mode import speed_of
+print(speed_of(TrainConfig(), torch.device("cuda")), *(name for name in sys.argv[1:] if name in sys.modules))
+"""
+    names = ["open_clip", "torchvision", "timm", "triton", "torch._dynamo"]
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["graphs"]

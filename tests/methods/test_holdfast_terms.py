@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ import torch
 from holdfast.config import RoundConfig, parse
 from holdfast.data.round import RoundData
 from holdfast.methods.base import encode
-from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
-from tests.methods.small import gradient, prepared, small_data, small_model, whole_batch
+from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig, _Asked
+from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, whole_batch
 
 
 def built(data: RoundData, **settings: Any) -> Holdfast:
@@ -83,6 +85,78 @@ def test_old_logits_that_are_kept_are_those_that_the_old_model_gives(
     assert len(without.old_logits) == 0
     assert len(kept.old_logits) == len(data.constraint)
     torch.testing.assert_close(with_kept, from_passes, rtol=1e-9, atol=1e-12)
+
+
+def first(chosen: Sequence[int], of: int) -> list[int]:
+    """Positions 0 … of-1 in an order that begins with the chosen."""
+    return [*chosen, *(place for place in range(of) if place not in chosen)]
+
+
+@pytest.mark.parametrize("views", ["clean", "paired"])
+def test_asking_about_a_share_of_the_pairs_gives_the_whole_distillation_on_average(
+    monkeypatch: pytest.MonkeyPatch, views: str
+) -> None:
+    """Over every sample of pairs that a draw can begin with: the same mean of the loss and of its gradient."""
+    monkeypatch.setattr("holdfast.methods.holdfast._LEAST", 1)
+    data = small_data(target=4, negatives=6)
+    protected = [0, 3, 5, 6, 8]
+
+    def distillation(share: float, target: list[int], negatives: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        settings: dict[str, Any] = {"distill_weight": 2.0, "label_boost": 1.5, "distill_share": share}
+        config = HoldfastConfig(form="published", research=ResearchConfig(views=views), **settings)
+        method = Holdfast(small_model(data), config, 10)
+        prepared(method, data)
+        batch = batch_of(data, target, negatives, protected, method.model.towers.tokenize)
+        value = method(batch).parts["distillation"]
+        return value.detach(), gradient(value, method.model)
+
+    whole = distillation(1.0, list(range(4)), list(range(6)))
+    samples = [
+        distillation(0.5, first(target, 4), first(negatives, 6))
+        for target in itertools.combinations(range(4), 2)
+        for negatives in itertools.combinations(range(6), 3)
+    ]
+    assert len(samples) == 120
+    for number, expected in enumerate(whole):
+        each = torch.stack([sample[number] for sample in samples])
+        assert each.std(dim=0).max() > 1e-3  # they do differ
+        torch.testing.assert_close(each.mean(dim=0), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_the_old_model_sees_the_sample_alone_and_at_share_1_every_picture_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.methods.holdfast._LEAST", 1)
+    data = small_data(target=4, negatives=8)
+    seen: list[torch.Tensor] = []
+
+    def step(share: float) -> Holdfast:
+        config = HoldfastConfig(form="published", distill_weight=2.0, distill_share=share)
+        method = Holdfast(small_model(data), config, 10)
+        prepared(method, data)
+        encoded = method.old.towers.image_features
+        monkeypatch.setattr(method.old.towers, "image_features", lambda images: seen.append(images) or encoded(images))
+        method(whole_batch(data, method))
+        return method
+
+    batch = whole_batch(data, step(0.25))
+    step(1.0)
+    target, negatives = batch.target_images.pixels, batch.negative_images.pixels
+    assert torch.equal(seen[0], torch.cat([target[:1], negatives[:2]]))
+    assert torch.equal(seen[1], torch.cat([target, negatives]))
+
+
+def test_a_sample_has_a_least_size_and_is_shared_out_by_what_it_stands_for() -> None:
+    asked = [_Asked.of(0.25, total) for total in (0, 5, 32, 128)]
+    assert [(item.rows, item.weight) for item in asked] == [(0, 0.0), (5, 1.0), (16, 2.0), (32, 4.0)]
+    assert _Asked.of(1.0, 128) == _Asked(128, 1.0)
+
+
+def test_the_default_asks_about_a_quarter_and_the_published_forms_about_nothing() -> None:
+    assert HoldfastConfig().distill_share == 0.25
+    for form in ("published", "authors"):
+        config = HoldfastConfig(form=form)
+        assert (config.distill_weight, config.distill_share) == (0.0, 1.0)
 
 
 def test_distillation_leaves_the_targets_logit_free_and_is_nil_at_the_old_model() -> None:

@@ -15,6 +15,7 @@ from holdfast.methods.co2l import Co2lConfig
 from holdfast.methods.der import DerConfig
 from holdfast.methods.flyp import FlypConfig
 from holdfast.methods.gem import GemConfig
+from holdfast.methods.holdfast import HoldfastConfig
 from holdfast.methods.rm import RmConfig
 from holdfast.methods.wccl import WcclConfig
 from tests.methods.small import batch_of, gradient, prepared, small_data, small_model, with_second_views
@@ -30,13 +31,21 @@ CONFIGS = {
     "der++": DerConfig(beta=1.0),
     "rm": RmConfig(),
     "co2l, second phase": Co2lConfig(),
+    # One target pair and one negative are asked about in a step: a rank has none of them.
+    "holdfast": HoldfastConfig(form="published", distill_weight=2.0, label_boost=1.0, distill_share=0.25),
 }
 STEPS = [([0, 1, 2], [0, 1, 2, 3], [0, 2, 3, 4, 5]), ([3, 1, 0], [4, 2, 0, 3], [1, 0, 4, 3, 8])]
 
 
 def run_steps(name: str, rank: int, world: int) -> dict[str, torch.Tensor]:
     """Two steps of a method, or of one rank of it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return _run_steps(name, rank, world, monkeypatch)
+
+
+def _run_steps(name: str, rank: int, world: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     data = small_data(shared_negatives=3)
+    monkeypatch.setattr("holdfast.methods.holdfast._LEAST", 1)
     config: Any = CONFIGS[name]
     method: Method = prepared(build_method(small_model(data), config, 10), data)
     if "second" in name:

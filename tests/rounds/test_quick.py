@@ -11,6 +11,7 @@ from holdfast import Round, cli
 from holdfast.artifacts import RunFolder, read_json, read_jsonl, read_predictions
 from holdfast.config import RoundConfig, parse
 from holdfast.errors import UserError
+from holdfast.methods.holdfast import Holdfast
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.develop import develop
 from holdfast.rounds.outcome import read_outcome
@@ -41,6 +42,26 @@ def test_a_quick_round_is_the_refit_of_a_trained_one(tmp_path: Path) -> None:
     assert refits == {item.name: item.dev for item in quick.candidates}
     assert quick.chosen in refits
     assert read_outcome(quick.folder).training == ""  # there is nothing to compare it with
+
+
+def test_the_refit_answers_before_the_method_looks_at_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the method's old losses come from kernels that are compiled first, which takes seconds."""
+    happened: list[str] = []
+    prepare = Holdfast.prepare
+
+    def noted(method: Holdfast, *given: Any) -> None:
+        happened.append("prepared")
+        prepare(method, *given)
+
+    monkeypatch.setattr(Holdfast, "prepare", noted)
+    develop(
+        config(tmp_path, certify={"test_sealed": False}),
+        tmp_path / "run",
+        tmp_path,
+        quiet=True,
+        show_refit=lambda _: happened.append("answered"),
+    )
+    assert happened == ["answered", "prepared"]
 
 
 def test_what_the_refit_would_do_is_said_before_training_and_costs_no_other_bits(tmp_path: Path) -> None:

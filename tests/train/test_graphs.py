@@ -113,3 +113,41 @@ def test_what_cannot_be_recorded_runs_as_usual_after_one_warning(
         "the step could not be recorded as a CUDA graph and runs as usual: "
         "operation not permitted when stream is capturing"
     ]
+
+
+def test_ranks_that_do_not_agree_launch_their_step(steps: graphs.Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective operation is recorded on all ranks or on none, and all play back the same recording."""
+    others: list[int] = []
+
+    def agree(number: int) -> bool:
+        asked.append(number)
+        return others.pop(0) == number if others else True
+
+    asked: list[int] = []
+    monkeypatch.setattr(steps, "_agree", agree)
+    launch, record, made = graphs._LAUNCH, graphs._RECORD, 1
+    others[:] = [launch] * 4 + [record, made, 0, launch, record, 0]
+    played = [steps.run(batch(1.0), False)[1] for _ in range(9)]
+    assert played == [False] * 4 + [True, True, False, False, True]  # the fourth waits for the other rank
+    assert asked == [launch] * 3 + [record, record, made, 0, 0, 0, 0]
+    assert Stand.recorded == 1
+    assert float(steps.run(batch(1.0), False)[0]) == 60.0  # every step ran once
+
+
+def test_where_another_rank_cannot_record_no_rank_does(
+    steps: graphs.Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(steps, "_agree", lambda number: number != 1)  # it agrees to record, and then it fails
+    with caplog.at_level(logging.WARNING):
+        totals = [(float(total), played) for total, played in (steps.run(batch(1.0), False) for _ in range(6))]
+    assert totals == [(6.0 * (number + 1), False) for number in range(6)]
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["another rank could not record it"]
+
+
+def test_recordings_are_let_go_at_the_end(steps: graphs.Steps) -> None:
+    """A process group that is part of one does not end before it."""
+    for value in range(5):
+        steps.run(batch(float(value)), False)
+    assert len(steps._recordings) == 1
+    steps.close()
+    assert not steps._recordings

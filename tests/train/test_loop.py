@@ -69,16 +69,27 @@ def test_same_seed_same_run_and_another_seed_another() -> None:
     assert not torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("views", ["clean", "paired", "mismatched"])
-def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(tmp_path: Path, views: str) -> None:
+@pytest.mark.parametrize(
+    ("views", "added"),
+    [
+        ("clean", {}),
+        ("paired", {}),
+        ("mismatched", {}),
+        ("clean", {"distill_weight": 30.0, "distill_share": 0.5, "replay": 1.0}),
+    ],
+)
+def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(
+    tmp_path: Path, views: str, added: dict[str, Any]
+) -> None:
     data = made_up_round()
+    settings: dict[str, Any] = {"research": {"views": views}, **added}
     steps_seen: list[int] = []
 
     def evaluate(done: int, method: Method) -> dict[str, Any]:
         steps_seen.append(done)
         return {"sum": float(weights(method).sum())}
 
-    whole, folder = ready(data, research={"views": views}), RunFolder.create(tmp_path / "whole")
+    whole, folder = ready(data, **settings), RunFolder.create(tmp_path / "whole")
     train(whole, data, plan(protected=views), CPU, folder, evaluate)
 
     class Stopped(Exception):  # noqa: N818
@@ -89,11 +100,11 @@ def test_a_run_stopped_at_a_checkpoint_and_resumed_ends_with_the_same_bits(tmp_p
 
     parts = RunFolder.create(tmp_path / "parts")
     with pytest.raises(Stopped):
-        train(ready(data, research={"views": views}), data, plan(protected=views), CPU, parts, stop)
+        train(ready(data, **settings), data, plan(protected=views), CPU, parts, stop)
     # a stray line after the checkpoint, as a killed process leaves it
     with parts.metrics.open("a") as file:
         file.write('{"step": 3, "half a li')
-    resumed = ready(data, research={"views": views})
+    resumed = ready(data, **settings)
     train(resumed, data, plan(protected=views), CPU, parts, evaluate)
     assert torch.equal(weights(whole), weights(resumed))
 
@@ -173,6 +184,18 @@ def test_a_pool_visits_everything_in_an_epoch() -> None:
     pool = Pool(12, 4, "name")
     assert sorted(np.concatenate([pool.draw(step) for step in range(3)]).tolist()) == list(range(12))
     assert not np.array_equal(pool.draw(0), pool.draw(3))
+
+
+def test_the_first_of_a_draw_are_a_random_sample_of_it() -> None:
+    """A method that reads a share of a step's pairs reads the first of them, and every pair is as likely as another."""
+    pool, epochs = Pool(7, 3, 0, "pairs"), 4000
+    times = np.zeros(7)
+    for step in range(2 * epochs):
+        times[pool.draw(step)[:1]] += 1
+    expected = 2 * epochs / 7
+    assert abs(times - expected).max() < 5 * (expected * 6 / 7) ** 0.5
+    within = np.array([np.argmax(pool.draw(2 * epoch)) for epoch in range(epochs)])  # where the largest stands
+    assert abs(np.bincount(within, minlength=3) - epochs / 3).max() < 5 * (epochs * 2 / 9) ** 0.5
 
 
 def test_an_empty_side_is_an_error_at_set_up_time() -> None:

@@ -32,8 +32,9 @@ NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e30)]  # a float32 ends at 3e38
 NonNegativeFloat = Annotated[float, Field(ge=0, le=1e30)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Share = Positive | Fraction  # a whole number from 1 is a count, a number from 0.0 to 1.0 a fraction
-MovingAverage = Annotated[float, Field(gt=0, le=1)]
+MovingAverage = PositiveFraction
 Item = TypeVar("Item")
 # TOML and JSON have arrays and strings where a section has tuples and paths; their content is read as strictly as ever.
 Many = Annotated[tuple[Item, ...], Strict(False)]

@@ -232,7 +232,7 @@ class BatchMaker:
         target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
         target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
         protected_index = over(torch.from_numpy(protected))
-        target_tokens, negative_tokens = self._tokens(target, negatives)
+        target_tokens, negative_tokens = self._tokens(draw)
         target_images, negative_images, protected_images = (
             self._read(draw, target, negatives, protected)
             if self.images is None
@@ -276,13 +276,15 @@ class BatchMaker:
             self._normalized(self._pixels(data.constraint, protected), self._protected_view(draw)),
         )
 
-    def _tokens(self, target: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Tokens of the pairs without columns that change no feature.
+    def _tokens(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        """Tokens of this rank's pairs without columns that change no feature of any rank's: ranks record together.
 
         Where texts share rows no column is ever computed, and as many are kept as any step has needed so far: a step
         can be recorded and played back only if its shapes stay.
         """
-        both = self._shorten(self._target_tokens[target]), self._shorten(self._negative_tokens[negatives])
+        own = slice(self.runtime.rank, None, self.runtime.world)
+        of_all = self._shorten(self._target_tokens[draw.target]), self._shorten(self._negative_tokens[draw.negatives])
+        both = of_all[0][own].contiguous(), of_all[1][own].contiguous()
         if self._prompts is None:
             return both
         self._columns = max(self._columns, *(tensor.shape[1] for tensor in both))

@@ -150,7 +150,10 @@ class View:
 
 @dataclass(frozen=True)
 class Draw:
-    """The positions that make up one step, drawn for all ranks together; each rank takes its share of them."""
+    """The positions that make up one step, drawn for all ranks together; each rank takes its share of them.
+
+    Target pairs and negatives are in random order: the first of them are a random sample of the step's.
+    """
 
     target: np.ndarray  # [B] positions in RoundData.target, no repeats
     negatives: np.ndarray  # [N] positions in RoundData.negatives, no repeats
@@ -188,6 +191,10 @@ class Kept:
         """Those at the given positions."""
         return Kept(self.features[positions], self.tower)
 
+    def first(self, count: int) -> Kept:
+        """The first of them, as a view."""
+        return Kept(self.features[:count], self.tower)
+
 
 @dataclass(frozen=True)
 class KeptImages:
@@ -221,6 +228,10 @@ class Images:
     def __len__(self) -> int:
         values = self.read if self.kept is None else self.kept.features
         return 0 if values is None else len(values)
+
+    def first(self, count: int) -> Images:
+        """The first of them, as a view."""
+        return Images(None if self.read is None else self.read[:count], self.kept and self.kept.first(count))
 
     @property
     def pixels(self) -> Tensor:

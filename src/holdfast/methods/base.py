@@ -87,13 +87,17 @@ class Method(nn.Module):
 
     def prepare(self, old: Classifier, data: RoundData) -> None:
         """Remember the frozen old model; subclasses size their estimators to the data and cache old losses."""
+        self.check()
+        self._old[:] = [old]
+
+    def check(self) -> None:
+        """Refuse a method that this model cannot be trained by, before anything is computed."""
         self.check_trainable()
         if self.reads_texts and self.model.linear is not None:
             raise UserError(
                 f"the method {type(self).__name__} contrasts images with captions, and this model has no text tower",
                 do='choose method.name = "holdfast", "refit", "finetune" or "cross_entropy"',
             )
-        self._old[:] = [old]
 
     def check_trainable(self) -> None:
         """Refuse a method that is left nothing to train, before anything is computed."""

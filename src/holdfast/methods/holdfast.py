@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from holdfast.config.base import Config, Fraction, MovingAverage, NonNegativeFloat, PositiveFloat
+from holdfast.config.base import Config, Fraction, MovingAverage, NonNegativeFloat, PositiveFloat, PositiveFraction
 from holdfast.config.method import Views
 from holdfast.data.round import Batch, RoundData
 from holdfast.methods.base import (
@@ -24,9 +25,10 @@ from holdfast.methods.forms import Form, FormConfig, FormMethod
 from holdfast.methods.registry import register
 from holdfast.model.classifier import Classifier
 from holdfast.objective.retention import RetentionPenalty
-from holdfast.runtime import sums_by, world_size
+from holdfast.runtime import rows_of_rank, sums_by, world_size
 
 _CACHED = 2 * 2**30  # bytes of old logits that are kept; more constraint images are asked about in every step
+_LEAST = 16  # pairs of either kind about which the old model is asked, or all: in small steps a sample is mostly noise
 _FEW = 100  # constraint images of a task, up to which the old model's judgement counts in full
 
 
@@ -38,6 +40,7 @@ _PUBLISHED: dict[str, Any] = {
     "target_share": 0.0,
     "target_logit_margin": 0.0,
     "distill_weight": 0.0,
+    "distill_share": 1.0,
     "label_boost": 0.0,
     "contrastive_weight": 1.0,
     "head_lr_multiplier": 1.0,
@@ -91,6 +94,10 @@ class HoldfastConfig(FormConfig):
     constraint images, target pairs and negatives. It takes no labels. This is its weight where a protected task has 100
     constraint images or fewer (on average); with n of them it is sqrt(100/n) of that: the more there is to learn from,
     the less the old model's judgement counts."""
+    distill_share: PositiveFraction = 0.25
+    """Share of a step's target pairs and negatives about which the old model is asked: a random sample of fixed size,
+    at least 16 of either. Each stands for as many as were not asked about, so that the loss and its gradient are the
+    same on average. Constraint images all count. 1 asks about every picture: the old model's pass over all of them."""
     label_boost: NonNegativeFloat = 2.0
     """Added to the right class's old logit on constraint images before it is distilled: better than the old model, by
     the same measure for every class."""
@@ -138,6 +145,24 @@ def _with_views(research: Any, views: Views) -> Any:
     if isinstance(research, ResearchConfig) and "views" not in research.model_fields_set:
         return research.model_copy(update={"views": views})
     return research
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The pairs of a step about which the old model is asked: the first of a draw, which is in random order.
+
+    No random number of its own is drawn, so that resuming and the number of ranks change nothing, and the number is the
+    same in every step, so that steps can be recorded.
+    """
+
+    rows: int  # of this rank: its first ones
+    weight: float  # of each: for how many pairs of the step it stands
+
+    @classmethod
+    def of(cls, share: float, total: int) -> _Asked:
+        """A share of ``total`` pairs over all ranks."""
+        count = min(total, max(_LEAST, round(share * total)))
+        return cls(rows_of_rank(count), total / max(1, count))
 
 
 @register("holdfast", settings=HoldfastConfig)
@@ -226,24 +251,43 @@ class Holdfast(FormMethod):
     def _distillation(self, new: Tensor, old: Tensor, batch: Batch) -> Tensor:
         """Mean over all pictures of KL(old, new) of the judgement among the protected classes alone.
 
+        ``new`` [B + N + P, K] is of every picture, ``old`` of those that were asked about. Of pairs these are a sample,
+        and each stands for as many as were not: the expectation over draws is the mean over all pictures.
+
         It needs no labels: pairs from outside say as much as constraint images on what must stay as it is. The target's
         logit is free. Where labels are known, ``label_boost`` moves the old judgement towards them.
         """
+        target, negatives = self._asked(batch)
+        if len(old) < len(new):
+            counts = [len(batch.target_index), len(batch.negative_index), len(batch.protected_index)]
+            of_target, of_negatives, of_protected = new.split(counts)
+            new = torch.cat([of_target[: target.rows], of_negatives[: negatives.rows], of_protected])
         if self.config.label_boost:
             own = torch.nn.functional.one_hot(batch.protected_task, old.shape[1])
             lifted = self.config.label_boost * own.to(old.dtype)
             old = old + torch.cat([lifted.new_zeros(len(old) - len(lifted), old.shape[1]), lifted])
         old_log, new_log = (logits[:, : self.num_protected].log_softmax(dim=1) for logits in (old, new))
         divergence = (old_log.exp() * (old_log - new_log)).sum(dim=1)
+        weights = [divergence.new_full((kind.rows,), kind.weight) for kind in (target, negatives)]
+        divergence = divergence * torch.cat([*weights, divergence.new_ones(len(batch.protected_index))])
         return world_size() * divergence.sum() / (batch.target_total + batch.negative_total + batch.protected_total)
+
+    def _asked(self, batch: Batch) -> tuple[_Asked, _Asked]:
+        """Target pairs and negatives about which the old model is asked in a step."""
+        share = self.config.distill_share
+        return _Asked.of(share, batch.target_total), _Asked.of(share, batch.negative_total)
 
     @torch.no_grad()
     def _old_logits(self, batch: Batch) -> Tensor:
-        """w_old on every picture of the step, in the order of the features: [B + N + P, K]."""
+        """w_old on the pictures that it is asked about, in the order of the features: [at most B + N + P, K]."""
         known = len(self.old_logits) > 0
-        asked = (batch.target_images, batch.negative_images) + (() if known else (batch.protected_images,))
-        features = torch.cat(self.old.image_features_together(*asked))
-        logits = class_logits(features, self._old_classes(), self.old.class_temperature)
+        target, negatives = self._asked(batch)
+        pairs = (batch.target_images.first(target.rows), batch.negative_images.first(negatives.rows))
+        asked = [images for images in (*pairs, *(() if known else (batch.protected_images,))) if len(images)]
+        logits = self.old_logits[:0]  # a rank of many may have no picture to ask about
+        if asked:
+            features = torch.cat(self.old.image_features_together(*asked))
+            logits = class_logits(features, self._old_classes(), self.old.class_temperature)
         return torch.cat([logits, self.old_logits[batch.protected_index]]) if known else logits
 
     @torch.no_grad()

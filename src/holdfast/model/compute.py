@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TypeVar
 
@@ -39,6 +40,12 @@ def fast_kernels() -> ModuleType | None:
     except ImportError:
         return None
     return fast
+
+
+def has_fast_kernels() -> bool:
+    """Whether :func:`fast_kernels` would find them. Asking imports no OpenCLIP: that takes seconds."""
+    needed = ("open_clip", "holdfast.kernels", "holdfast.kernels.fast")  # a package before its modules
+    return all(find_spec(name) is not None for name in needed)
 
 
 @contextmanager

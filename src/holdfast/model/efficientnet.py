@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -41,16 +42,32 @@ class SameConv(nn.Conv2d):
         return functional.conv2d(input, weight, bias, self.stride, padding, groups=self.groups)
 
 
-def _normed(convolution: SameConv, norm: nn.BatchNorm2d, values: Tensor) -> Tensor:
-    """norm(convolution(values)) in one pass over the values: towers never leave eval mode, where a norm is linear."""
-    if norm.training:
+Folded = dict["SameConv", tuple[Tensor, Tensor]]  # a convolution's weights with its norm in them, and what is added
+
+
+def _folded(layers: Sequence[tuple[SameConv, nn.BatchNorm2d]]) -> Folded:
+    """Every norm in its convolution: towers never leave eval mode, where a norm is linear.
+
+    What is one number a channel is computed for all layers together: layer by layer that would be some hundreds of
+    kernels over a few numbers each, forward and backward.
+    """
+    norms = [norm for _, norm in layers]
+    counts = [norm.num_features for norm in norms]
+    gain, shift = (torch.cat([getattr(norm, name) for norm in norms]) for name in ("weight", "bias"))
+    mean, variance = (torch.cat([getattr(norm, name) for norm in norms]) for name in ("running_mean", "running_var"))
+    scale = gain * torch.rsqrt(variance + norms[0].eps)
+    bias = shift - mean * scale
+    if torch.is_autocast_enabled(bias.device.type):
+        bias = bias.to(torch.get_autocast_dtype(bias.device.type))
+    each = zip(layers, scale.split(counts), bias.split(counts), strict=True)
+    return {conv: (conv.weight * own[:, None, None, None], added) for (conv, _), own, added in each}
+
+
+def _normed(convolution: SameConv, norm: nn.BatchNorm2d, values: Tensor, folded: Folded | None) -> Tensor:
+    """norm(convolution(values)): one after the other where the norm is trained, else in one pass over the values."""
+    if folded is None:
         return norm(convolution(values))
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    return convolution.applied(
-        values, convolution.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
-    )
+    return convolution.applied(values, *folded[convolution])
 
 
 def _relu6(values: Tensor) -> Tensor:
@@ -80,12 +97,17 @@ class _Block(nn.Module):
         self._bn2 = _norm(outside)
         self._skips = stride == 1 and inside == outside
 
-    def forward(self, values: Tensor) -> Tensor:
+    def layers(self) -> list[tuple[SameConv, nn.BatchNorm2d]]:
+        """Convolutions and their norms."""
+        expand = [] if self._expand_conv is None or self._bn0 is None else [(self._expand_conv, self._bn0)]
+        return [*expand, (self._depthwise_conv, self._bn1), (self._project_conv, self._bn2)]
+
+    def forward(self, values: Tensor, folded: Folded | None) -> Tensor:
         wide = values
         if self._expand_conv is not None and self._bn0 is not None:
-            wide = _relu6(_normed(self._expand_conv, self._bn0, wide))
-        wide = _relu6(_normed(self._depthwise_conv, self._bn1, wide))
-        narrow = _normed(self._project_conv, self._bn2, wide)
+            wide = _relu6(_normed(self._expand_conv, self._bn0, wide, folded))
+        wide = _relu6(_normed(self._depthwise_conv, self._bn1, wide, folded))
+        narrow = _normed(self._project_conv, self._bn2, wide, folded)
         return narrow + values if self._skips else narrow
 
 
@@ -107,7 +129,11 @@ class EfficientNetLite0(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Mean over the last map, after ReLU6."""
         images = images.contiguous(memory_format=torch.channels_last)  # what convolutions are fastest in
-        values = _relu6(_normed(self._conv_stem, self._bn0, images))
-        for block in cast("list[_Block]", list(self._blocks)):
-            values = block(values)
-        return _relu6(_normed(self._conv_head, self._bn1, values)).mean(dim=(2, 3))
+        blocks = cast("list[_Block]", list(self._blocks))
+        inner = [layer for block in blocks for layer in block.layers()]
+        layers = [(self._conv_stem, self._bn0), *inner, (self._conv_head, self._bn1)]
+        folded = None if self.training else _folded(layers)
+        values = _relu6(_normed(self._conv_stem, self._bn0, images, folded))
+        for block in blocks:
+            values = block(values, folded)
+        return _relu6(_normed(self._conv_head, self._bn1, values, folded)).mean(dim=(2, 3))

@@ -47,7 +47,7 @@ class Start:
 class PreparedRound:
     """A round that can be trained."""
 
-    method: Method
+    method: Method  # over the new model; :func:`begin_method` has it look at the data
     old: Classifier
     assembled: Assembled
     parent: str  # fingerprint of w_old as it is used in this round
@@ -99,9 +99,17 @@ def bind(start: Start, assembled: Assembled, config: ModelConfig) -> Classifier:
 
 
 def prepare_round(
-    config: RoundConfig, root: Path, runtime: Runtime, check: Callable[[Survey], None] | None = None
+    config: RoundConfig,
+    root: Path,
+    runtime: Runtime,
+    check: Callable[[Survey], None] | None = None,
+    *,
+    begin: bool = True,
 ) -> PreparedRound:
-    """Data, old model and method of a round, on the device. ``check`` may refuse it before anything is loaded."""
+    """Data, old model and method of a round, on the device. ``check`` may refuse it before anything is loaded.
+
+    ``begin`` prepares the method for its first step; without it whoever trains calls :func:`begin_method`.
+    """
     stage("reading the sources")
     surveyed = survey(config.data, config.task, root=root)
     if check is not None:
@@ -117,8 +125,9 @@ def prepare_round(
     assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
     old = bind(start, assembled, config.model).frozen_copy()
     as_deployed = as_deployed_in(start.classifier, assembled.data.tasks, config.model.class_temperature)
-    stage(f"preparing the method {config.method.name}")
     ready = make_prepared(config, config.method, old, assembled, runtime, named)
+    if begin:
+        begin_method(ready, config, runtime)
     deployed = None if as_deployed is None else as_deployed.to(runtime.device)
     known = start.seen.complete or start.published
     trained_on = frozenset(start.seen.keys(Use.TRAINED, Use.FITTED)) if known else None
@@ -164,12 +173,23 @@ def make_prepared(
     method.to(device=runtime.device, dtype=dtype)
     if config.train.checkpoint_activations:
         new.towers.checkpoint_activations()
-    with compute_mode(config.train, runtime.device, compiled=False), features_kept(user_store()):
-        method.prepare(old, assembled.data)
-    method.to(device=runtime.device, dtype=dtype)
+    method.check()
     bound = old.classes, old.prompts, old.class_temperature, dtype
     parent = once(("parent", start, bound), lambda: model_fingerprint(old))
     return PreparedRound(method, old, assembled, parent, _fingerprint(config, assembled.fingerprint, parent))
+
+
+def begin_method(ready: PreparedRound, config: RoundConfig, runtime: Runtime) -> None:
+    """Have the method look at the data: old losses, moving averages. Before the first step, and no sooner.
+
+    The old losses of a round are computed by the kernels of its steps, and on a GPU those are compiled first: the refit
+    needs neither, and its answer does not wait for them.
+    """
+    stage(f"preparing the method {config.method.name}")
+    method, projection = ready.method, ready.old.towers.projection
+    with compute_mode(config.train, runtime.device, compiled=False), features_kept(user_store()):
+        method.prepare(ready.old, ready.assembled.data)
+    method.to(device=projection.device, dtype=projection.dtype)
 
 
 def _choose_trainable(method: Method, config: RoundConfig) -> None:

@@ -72,7 +72,7 @@ from holdfast.rounds.decide import (
 )
 from holdfast.rounds.former import read_result_json
 from holdfast.rounds.kept import RunModels
-from holdfast.rounds.prepare import PreparedRound, inherit, prepare_round, view_settings
+from holdfast.rounds.prepare import PreparedRound, begin_method, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
 from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
 from holdfast.runtime import Runtime, choose_device
@@ -108,7 +108,7 @@ class Round:
         self.root = Path(root)
         self.config = inherit(config, self.root)
         self.runtime = runtime or Runtime(choose_device(config.train.device))
-        self.prepared: PreparedRound = prepare_round(self.config, self.root, self.runtime, check)
+        self.prepared: PreparedRound = prepare_round(self.config, self.root, self.runtime, check, begin=False)
         stage("looking for sealed pictures that leaked into training")
         self.prepared.assembled.check_leaks()
         self.data: RoundData = self.prepared.assembled.data
@@ -185,6 +185,7 @@ class Round:
         if not config.method.trains():
             self._evaluate_refit()
             return
+        begin_method(self.prepared, config, self.runtime)
         spec = TrainSpec(
             config.trained,
             view_settings(config.train, config.method),

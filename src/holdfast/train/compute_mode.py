@@ -10,7 +10,7 @@ import torch
 
 from holdfast.config import TrainConfig
 from holdfast.errors import UserError
-from holdfast.model.compute import ComputeMode, computing, fast_kernels
+from holdfast.model.compute import ComputeMode, computing, has_fast_kernels
 
 Speed = Literal["plain", "fast", "compiled", "graphs"]
 
@@ -30,7 +30,7 @@ def speed_of(config: TrainConfig, device: torch.device) -> Speed:
     on_gpu = device.type == "cuda"
     if config.speed == "plain" or (config.speed == "auto" and not on_gpu):
         return "plain"
-    if fast_kernels() is None:
+    if not has_fast_kernels():
         if config.speed == "auto":
             return "plain"
         raise UserError(

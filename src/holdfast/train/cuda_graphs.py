@@ -7,6 +7,10 @@ written before. The kernels are the same, in the same order.
 
 The first steps of every shape run as usual: kernels are compiled and chosen in them. A step that cannot be recorded
 runs as usual too, and so do all after it, after one warning.
+
+Several ranks record together, NCCL's collective operations included. Such an operation is recorded on all ranks or on
+none, so ranks agree before each step on what they do: shapes may differ from rank to rank (how texts share rows), and
+where they ask for different recordings the step runs as usual.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from holdfast.runtime import stream_for
 
 _WARM = 3  # steps of a shape before it is recorded
 _MOST = 6  # recordings of a run; shapes beyond that run as usual
+_LAUNCH, _RECORD = -1, -2  # what a rank would do with a step; from 0: play back the recording of that number
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -33,6 +38,7 @@ Compute = Callable[[Batch, bool], Result]  # a batch, and whether gradient share
 
 @dataclass
 class _Recording:
+    number: int  # the same on all ranks: they record together
     graph: torch.cuda.CUDAGraph
     result: Any  # tensors that every playback fills anew
 
@@ -40,8 +46,16 @@ class _Recording:
 class Steps:
     """Runs steps on a stream of its own, as they come or from a recording."""
 
-    def __init__(self, compute: Compute[Any], device: torch.device, *, record: bool) -> None:
+    def __init__(
+        self,
+        compute: Compute[Any],
+        device: torch.device,
+        *,
+        record: bool,
+        agree: Callable[[int], bool] | None = None,  # whether all ranks say the same number; None: there is one rank
+    ) -> None:
         self._compute, self._device, self._record = compute, device, record
+        self._agree = agree or (lambda number: True)
         self._stream = stream_for(device, "steps") if record else None
         self._pool: Any = None  # memory that all recordings share: only one of them runs at a time
         self._recordings: dict[Any, _Recording] = {}
@@ -67,10 +81,14 @@ class Steps:
             return self._compute(batch, measures), False
         shape = _shape(batch)
         recording = self._recordings.get((shape, measures))
+        wanted = _LAUNCH if recording is None else recording.number
         if recording is None:
             seen = self._seen[shape] = self._seen.get(shape, 0) + 1
-            if seen > _WARM and len(self._recordings) < _MOST:
-                recording = self._make(shape, batch, measures)
+            wanted = _RECORD if seen > _WARM and len(self._recordings) < _MOST else _LAUNCH
+        if not self._agree(wanted):
+            recording, wanted = None, _LAUNCH
+        if wanted == _RECORD:
+            recording = self._make(shape, batch, measures)
         if recording is None:
             result = self._compute(batch, measures), False
             if self._recordings:
@@ -81,22 +99,31 @@ class Steps:
         self.played += 1
         return recording.result, True
 
+    def close(self) -> None:
+        """Forget all recordings: a process group that is part of one does not end before it."""
+        self._record = False
+        if self._recordings and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the last of them may be under way
+        self._recordings.clear()
+
     def _make(self, shape: Any, batch: Batch, measures: bool) -> _Recording | None:
         inputs = self._inputs.setdefault(shape, cast(Batch, _like(batch)))
         _copy(batch, inputs)
         graph = torch.cuda.CUDAGraph()
+        result, reason = None, ""
         try:
             # The loader's thread goes on meanwhile, on a stream of its own: hence "thread_local".
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = self._compute(inputs, measures)
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            _log.warning("the step could not be recorded as a CUDA graph and runs as usual: %s", reason[0])
-            self._record = False
-            self._recordings.clear()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if not self._agree(int(not reason)) or reason:
+            reason = reason or "another rank could not record it"
+            _log.warning("the step could not be recorded as a CUDA graph and runs as usual: %s", reason)
+            self.close()
             return None
         self._pool = self._pool or graph.pool()
-        made = self._recordings[(shape, measures)] = _Recording(graph, result)
+        made = self._recordings[(shape, measures)] = _Recording(len(self._recordings), graph, result)
         return made
 
 

@@ -19,14 +19,23 @@ from holdfast.data.loader import BatchMaker, BatchSizes, RoundSampler, ViewSetti
 from holdfast.data.round import Batch, RoundData
 from holdfast.errors import Interrupted, TrainingError
 from holdfast.methods.base import Method, StepOutput
-from holdfast.runtime import Runtime, any_rank, derive_seed, rank_was_lost, sum_over_ranks
+from holdfast.runtime import (
+    Agreement,
+    Runtime,
+    any_rank,
+    derive_seed,
+    in_group,
+    rank_was_lost,
+    ranks_record,
+    sum_over_ranks,
+)
 from holdfast.train import checkpoint as checkpoints
 from holdfast.train.compute_mode import compute_mode, fast_towers, speed_of, working_dtype
 from holdfast.train.cuda_graphs import Steps
 from holdfast.train.feature_cache import build_feature_cache
 from holdfast.train.metrics import MetricsFile
 from holdfast.train.optim import build_optimizer, learning_rate_factor, place_learning_rates, set_learning_rate
-from holdfast.train.parallel import place
+from holdfast.train.parallel import place, shards
 
 
 class Progress(Protocol):
@@ -148,25 +157,31 @@ class _Run:
             images=frozen.images,
             texts=frozen.texts,
         )
-        self.weights = place(method, config, runtime)
+        records = self._records()
+        self.weights = place(method, config, runtime, recorded=records)
         self.module, self.parameters = self.weights.module, self.weights.parameters
         self.optimizer = build_optimizer(config, self.weights.named, runtime.device)
         self.phase_starts = _phase_starts(method, config.steps)
         self.step = torch.zeros((), dtype=torch.long, device=runtime.device)  # that is being taken
         self.first_bad = torch.full_like(self.step, -1)  # first step that was not finite
         self.bad_parts: Tensor | None = None
-        self.steps = Steps(self._compute, runtime.device, record=self._records())
+        self.lost_rank = False
+        self.steps = Steps(self._compute, runtime.device, record=records, agree=Agreement() if records else None)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def go(self, interruption: _Interruption) -> None:
-        with self.steps.stream():
-            self._go(interruption)
+        try:
+            with self.steps.stream():
+                self._go(interruption)
+        finally:
+            if not self.lost_rank:  # a GPU that waits for a rank that is gone waits for ever
+                self.steps.close()
 
     def _records(self) -> bool:
         """Whether steps are recorded and played back: where nothing of a step is decided on the host."""
-        alone = self.runtime.world == 1 and not self.weights.sharded
-        if not alone or speed_of(self.config, self.runtime.device) != "graphs":
+        together = not in_group() or (ranks_record() and not shards(self.config))
+        if not together or speed_of(self.config, self.runtime.device) != "graphs":
             return False
         known_safe = self.method.graph_safe and self.method.model.towers.records_steps
         wanted = known_safe or self.config.speed == "graphs"
@@ -230,6 +245,7 @@ class _Run:
         lap("forward")
         measured = self._all_but_one(output) if measures and len(output.parts) > 1 else {}
         self._backward(output)
+        self.weights.average()
         shares = self._shares(measured, output) if measured else {}
         lap("backward")
         norm = self.weights.norm()
@@ -289,7 +305,7 @@ class _Run:
     def _note_finite(self, output: StepOutput, norm: Tensor) -> Tensor:
         """Whether the step may be taken, the same answer on every rank; the first bad step is remembered."""
         good = torch.isfinite(torch.stack([part.detach() for part in output.parts.values()] + [norm]))
-        if self.runtime.world > 1:
+        if in_group():
             good = sum_over_ranks((~good).float()) == 0
         finite = good.all()
         first_time = (self.first_bad < 0) & ~finite
@@ -378,13 +394,18 @@ class _Run:
         return done % 10 == 0 and any_rank(interruption.signal_number is not None, self.runtime.device)
 
     def _lost_rank(self, done: int) -> TrainingError:
-        """Another rank died while this one waited for it. Weights and averages are those after step ``done``."""
+        """Another rank died while this one waited for it. On a CPU weights and averages are those after step ``done``.
+
+        A GPU may be in the middle of a step, and waits for the rank that is gone: nothing can be read from it.
+        """
+        self.lost_rank = True
         kept = "the ranks that are left wrote no checkpoint"
-        if self.weights.sharded:
+        on_gpu = self.runtime.device.type == "cuda"
+        if self.weights.sharded or on_gpu:
             last = checkpoints.newest(self.folder.checkpoints) if self.folder else None
-            kept = "its part of the weights went with it, and " + (
-                "there is no checkpoint yet" if last is None else f"the last checkpoint is that of step {last}"
-            )
+            gone = "this rank's GPU waits for it" if on_gpu else "its part of the weights went with it"
+            found = "there is no checkpoint yet" if last is None else f"the last checkpoint is that of step {last}"
+            kept = f"{gone}, and {found}"
         elif self.folder is not None and self.runtime.is_main:
             self._checkpoint(done)
             kept = f"a checkpoint was written after step {done}"

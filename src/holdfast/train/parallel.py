@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.config import TrainConfig
 from holdfast.methods.base import Method
-from holdfast.runtime import Runtime, sum_over_ranks
+from holdfast.runtime import Runtime, average_over_ranks, in_group, sum_over_ranks
 
 State = dict[str, Any]
 # Newer versions of torch call the option that leaves buffers alone in every forward pass by another name.
@@ -27,24 +26,34 @@ _OPTIONS = inspect.signature(DistributedDataParallel).parameters
 _BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
 
 
-def place(method: Method, config: TrainConfig, runtime: Runtime) -> Whole:
-    """The method's weights as the config wants them."""
-    if config.shard == "full" and dist.is_initialized():
+def shards(config: TrainConfig) -> bool:
+    """Whether each rank holds a part of the weights."""
+    return config.shard == "full" and in_group()
+
+
+def place(method: Method, config: TrainConfig, runtime: Runtime, *, recorded: bool = False) -> Whole:
+    """The method's weights as the config wants them; ``recorded``: for steps that are recorded and played back."""
+    if shards(config):
         from holdfast.train.sharded import Sharded  # a second to import, and one rank does without
 
         return Sharded(method, runtime)
-    return Whole(method, runtime)
+    return Whole(method, runtime, recorded=recorded)
 
 
 class Whole:
-    """Every rank holds the whole model: one rank, or several whose gradients DDP averages."""
+    """Every rank holds the whole model: one rank, or several whose gradients are averaged.
+
+    DDP does that beside the backward pass. Where steps are recorded it is done behind it, in one collective operation:
+    DDP decides on the host what to send when, and counts its steps there.
+    """
 
     sharded: ClassVar[bool] = False
 
-    def __init__(self, method: Method, runtime: Runtime) -> None:
+    def __init__(self, method: Method, runtime: Runtime, *, recorded: bool = False) -> None:
         self.method, self.runtime = method, runtime
         self.module: nn.Module = method
-        if runtime.world > 1:
+        self._averages = recorded and in_group()
+        if in_group() and not recorded:
             # Moving averages are every rank's own business: all make the same update, none is overwritten by another.
             options: dict[str, Any] = {_BUFFERS: False, "find_unused_parameters": len(method.phases()) > 1}
             self.module = DistributedDataParallel(method, **options)
@@ -79,6 +88,11 @@ class Whole:
     def total(self, sums: Tensor) -> Tensor:
         """Sums over the entries of flat gradients, made sums over all of them."""
         return sums
+
+    def average(self) -> None:
+        """Make ``.grad`` that of all ranks, where the backward pass has not done so."""
+        if self._averages:
+            average_over_ranks([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
     def norm(self) -> Tensor:
         """Length of the gradient, 0-dimensional."""

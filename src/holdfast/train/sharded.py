@@ -46,6 +46,9 @@ class Sharded(Whole):
         self._find_parameters()
         self._empty()
 
+    def average(self) -> None:
+        """The backward pass has averaged gradients into the shards."""
+
     def gradient_of(self, loss: Tensor) -> Tensor:
         """This rank's part of a term's gradient, flat.
 
