@@ -43,6 +43,7 @@ class CandidateModels:
         self.views, self.runtime, self.in_tower, self.folds = views, runtime, in_tower, folds
         self.refit_key = refit_key
         self.refits: dict[float, CrossFit] = {}  # by lambda
+        self._last: tuple[float, Classifier] | None = None  # the interpolation that was asked for last
 
     @property
     def biases(self) -> list[float]:
@@ -100,7 +101,9 @@ class CandidateModels:
         assert self.checkpoint is not None
         if lam == 1:
             return self.checkpoint
-        return interpolate(self.old, self.checkpoint, lam).to(self.runtime.device)
+        if self._last is None or self._last[0] != lam:  # every fold of a lambda asks for it; the next one does not
+            self._last = lam, interpolate(self.old, self.checkpoint, lam).to(self.runtime.device)
+        return self._last[1]
 
     def _fitted(self, lam: float, model: Classifier) -> CrossFit:
         """What the first rank finds, on every rank: the bits of a sum depend on the machine."""
