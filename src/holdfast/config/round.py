@@ -190,6 +190,9 @@ class CandidatesConfig(Config):
     interpolation: Many[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """lambda: models between the old weights (0) and the new ones (1). At 0 only the target's logit is new, by
     `refit_target`; without that it is left out."""
+    checkpoints: Many[Literal["best", "last"]] = ("best", "last")
+    """Which checkpoints interpolations lead to. `best` is the one that is best on dev images as it is, by retention
+    first: often an early one, which has moved least. `last` has learnt most, and retains again half way back."""
     refit_target: bool = True
     """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
     they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
@@ -220,6 +223,8 @@ class CandidatesConfig(Config):
             raise ValueError(f"interpolation {self.interpolation} must lie in [0, 1]")
         if not self.lambdas:
             raise ValueError(f"interpolation {self.interpolation} leaves no candidate but the old model")
+        if not self.checkpoints:
+            raise ValueError('checkpoints must name "best", "last" or both')
         if self.folds == 1:
             raise ValueError("folds = 1 leaves nothing to fit on: at least 2, or 0 for none")
         if not self.target_bias or any(bias < 0 for bias in self.target_bias):

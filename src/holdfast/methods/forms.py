@@ -27,7 +27,12 @@ Form = Literal["default", "published", "authors"]
 NEGATIVES = "(negatives)"  # the head of the negatives' captions, beside those of the classes
 
 # The checkpoint as it was trained, and nothing made from it.
-_AS_TRAINED: dict[str, Any] = {"interpolation": (1.0,), "refit_target": False, "target_bias": (0.0,)}
+_AS_TRAINED: dict[str, Any] = {
+    "checkpoints": ("best",),
+    "interpolation": (1.0,),
+    "refit_target": False,
+    "target_bias": (0.0,),
+}
 _WARMUP, _AUTHORS_STEPS = 500, 24_000  # of the authors' runs on BDD100K
 _ROTATION = 15.0
 

@@ -297,14 +297,18 @@ class Round:
     # -- candidates -------------------------------------------------------------------------------------------------
 
     def candidates(self) -> list[Candidate]:
-        """Interpolations of the best checkpoint with the old weights, refitted and biased as [candidates] says.
+        """Interpolations of the old weights with checkpoints, refitted and biased as [candidates] says.
 
-        Those of one lambda share the image tower, and one pass of it over the dev images.
+        Those of one lambda share the image tower, and one pass of it over the dev images. Lambda 0 is the same for all.
         """
-        step = self.best_checkpoint()
-        stage(f"making candidates from {step}")
-        models = self._candidate_models(step)
-        return [candidate for lam in self.config.lambdas for candidate in self._at(step, lam, models)]
+        ends = {"best": self.best_checkpoint(), "last": self.checkpoints()[-1]}
+        made: list[Candidate] = []
+        for step in dict.fromkeys(ends[which] for which in self.config.candidates.checkpoints):
+            stage(f"making candidates from {step}")
+            models = self._candidate_models(step)
+            lambdas = [lam for lam in self.config.lambdas if lam > 0 or not made]
+            made += [candidate for lam in lambdas for candidate in self._at(step, lam, models)]
+        return made
 
     def refit_candidates(self) -> list[Candidate]:
         """What the round can do without training: the old weights with the target refitted.
