@@ -190,6 +190,7 @@ def test_a_form_is_complete_in_one_word(name: str, form: str) -> None:
     config = round_of(method={"name": name, "form": form}, train={"steps": 24_000})
     candidates = config.candidates
     assert (config.lambdas, candidates.refit_target, candidates.target_bias) == ((1.0,), False, (0.0,))
+    assert candidates.checkpoints == ("best",)
     train = config.trained
     assert train.head_learning_rate in (None, train.learning_rate)
     theirs = (500, True, 15.0, (0.7, 1.0), True)

@@ -63,6 +63,23 @@ def test_by_hand_it_ends_as_develop_does(tmp_path: Path) -> None:
     assert (again.verdict, again.shipped and again.shipped.name) == ("certified", expected.chosen)
 
 
+@pytest.mark.parametrize("best", ["step-00000002", "step-00000004"])
+def test_candidates_lead_to_the_best_checkpoint_and_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: str
+) -> None:
+    monkeypatch.setattr(Round, "best_checkpoint", lambda self: best)
+    round_ = Round(config(tmp_path, "a"), tmp_path, tmp_path / "run")
+    round_.train()
+    made = round_.candidates()
+    steps = list(dict.fromkeys([best, "step-00000004"]))
+    moved = [f"{step}@1{bias}" for step in steps for bias in ("", "-bias1")]
+    assert [candidate.name for candidate in made] == ["refit", "refit-bias1", *moved]
+    assert made[0].step == best  # a study records it as the job's
+    # What a query pays for where all of them may be tested: no fewer than there can be.
+    assert round_.config.candidates.most == 6
+    assert len(made) <= round_.config.candidates.most
+
+
 def test_a_candidate_is_made_from_its_own_checkpoint(tmp_path: Path) -> None:
     round_ = Round(config(tmp_path, "a"), tmp_path, tmp_path / "run")
     round_.train()

@@ -202,7 +202,7 @@ class CandidatesConfig(Config):
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
     model has not seen, by its record or because its weights were published by others. 0 fits on training images
     alone."""
-    target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
     the target less often take fewer images away from protected classes."""
     least_chance: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -216,6 +216,13 @@ class CandidatesConfig(Config):
     def lambdas(self) -> tuple[float, ...]:
         """lambda of the candidates, in order."""
         return tuple(sorted({lam for lam in self.interpolation if lam > 0 or self.refit_target}))
+
+    @property
+    def most(self) -> int:
+        """How many candidates there are at most: those at lambda 0 are the same for every checkpoint."""
+        moved = sum(lam > 0 for lam in self.lambdas)
+        places = moved * len(set(self.checkpoints)) + len(self.lambdas) - moved
+        return places * len(set(self.target_bias))
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
