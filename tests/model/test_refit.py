@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from torch import Tensor, nn
 
 from holdfast.candidates.refit import TargetRefit, own_direction, refit_from_features, refit_target, target_direction
-from holdfast.candidates.solver import minimise
+from holdfast.candidates.solver import logistic, minimise
 from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
@@ -78,8 +78,10 @@ def loss_of(p: np.ndarray, model: Classifier, hidden: Tensor, features: Tensor, 
     return 0.1 * losses[y == 2].mean() + 0.45 * losses[y == 0].mean() + 0.45 * losses[y == 1].mean()
 
 
-def test_it_finds_the_optimum(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("newton", [False, True])  # L-BFGS, and what a GPU uses
+def test_it_finds_the_optimum(classifier: Classifier, monkeypatch: pytest.MonkeyPatch, newton: bool) -> None:
     """Against scipy on the plain loss; the ridge is written down in the unknowns that it is on."""
+    monkeypatch.setattr("holdfast.candidates.refit._waits", lambda tensor: newton)
     monkeypatch.setattr("holdfast.candidates.refit._WON", -10.0)  # the optimum itself, however little it wins
     model = classifier.double().frozen_copy()
     hidden, features, labels = seen(model)
@@ -288,3 +290,25 @@ def test_the_solver_ends_in_the_bits_of_the_optimizer() -> None:
 
     optimizer.step(closure)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("scale", [0.1, 30.0])  # a start so far off that whole steps overshoot
+@pytest.mark.parametrize("apart", [False, True])  # classes that a plane separates: the ridge alone holds it back
+def test_newtons_method_ends_where_the_gradient_vanishes(scale: float, apart: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    design = torch.randn(80, 7, generator=generator, dtype=torch.float64)
+    design[:, 3] = 0  # an entry that no picture tells anything about, and that has no ridge
+    sign = torch.where(
+        design[:, 0] + (0 if apart else 1) * torch.randn(80, generator=generator) > 0, 1.0, -1.0
+    ).double()
+    offset = torch.randn(80, generator=generator, dtype=torch.float64)
+    weight = torch.rand(80, generator=generator, dtype=torch.float64) / 80
+    ridge = torch.full((7,), 0.01, dtype=torch.float64)
+    ridge[3] = 0
+    start = scale * torch.randn(7, generator=generator, dtype=torch.float64)
+    start[3] = 0
+    found = logistic(design, offset, sign, weight, ridge, start).requires_grad_()
+    margin = sign * (offset + design @ found)
+    loss = (weight * torch.log1p(torch.exp(-margin))).sum() + (ridge * found.square()).sum()
+    (gradient,) = torch.autograd.grad(loss, found)
+    assert gradient.abs().max() < 1e-7

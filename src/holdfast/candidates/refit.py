@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
-from holdfast.candidates.solver import minimise
+from holdfast.candidates.solver import logistic, minimise
 from holdfast.data.round import LabelledSet, PairSet, RoundData, View
 from holdfast.data.transforms import random_views
 from holdfast.model.classifier import Classifier, full_precision
@@ -151,7 +151,9 @@ def refit_from_features(
     share, margin = _IN_HEAD if direction is None else _IN_TOWER
     steady = steady_direction(entries)
     unknown = None if start is None else start.start
-    found, unknown = _solve(entries, steady, logits, labels, row, moved, tau, share, margin, unknown)
+    found, unknown = _solve(
+        entries, steady, logits, labels, row, moved, tau, share, margin, unknown, linear=own is None
+    )
     with torch.no_grad():
         more = _forward(lambda amount: moved(found + amount * tau * steady), logits, labels, row)
     return TargetRefit(name, found + more * tau * steady, direction, unknown)
@@ -206,6 +208,8 @@ def _solve(
     share: float,
     margin: float,
     start: Tensor | None,
+    *,
+    linear: bool,
 ) -> tuple[Tensor, Tensor]:
     """p of least loss, and the unknowns behind it, in float64.
 
@@ -229,6 +233,16 @@ def _solve(
         u, b = unknown[:-1], unknown[-1]
         return temperature * (u * scale + (b - (u * centre * scale).sum()) * steady)
 
+    if linear and _waits(entries):
+        # Among the other classes nothing changes: what is left is a logistic regression of the target against them.
+        others = logits.index_fill(1, place, -torch.inf).logsumexp(dim=1)
+        design = torch.cat([entries * scale - column[:, None] * (centre * scale), column[:, None]], dim=1)
+        ridge = torch.full_like(unknown, _RIDGE).index_fill(0, torch.tensor([len(unknown) - 1], device=place.device), 0)
+        sign = torch.where(labels == row, 1.0, -1.0).double()
+        with torch.no_grad():
+            unknown.copy_(logistic(design, logits[:, row] + room - others, sign, weight, ridge, unknown.detach()))
+        return weights().detach(), unknown.detach()
+
     def loss() -> Tensor:
         raised = logits.index_copy(1, place, (moved(weights()) + room)[:, None])
         value = (weight * functional.cross_entropy(raised, labels, reduction="none")).sum()
@@ -236,6 +250,11 @@ def _solve(
 
     minimise(unknown, loss)
     return weights().detach(), unknown.detach()
+
+
+def _waits(tensor: Tensor) -> bool:
+    """Whether a number that the host asks for is waited for: few large steps are then faster than many small ones."""
+    return tensor.is_cuda
 
 
 @torch.no_grad()

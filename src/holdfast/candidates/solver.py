@@ -1,7 +1,7 @@
-"""L-BFGS as PyTorch has it, without its compiler.
+"""The two solvers of a refit: L-BFGS and, on a GPU where the logit is linear in what it sees, Newton's method.
 
-Whoever makes a PyTorch optimizer imports ``torch._dynamo``, for the sake of steps that are compiled: on a CPU seven
-seconds, beside a fit that takes one.
+L-BFGS is PyTorch's, without its compiler: whoever makes a PyTorch optimizer imports ``torch._dynamo``, for the sake of
+steps that are compiled: on a CPU seven seconds, beside a fit that takes one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.optim import LBFGS, Optimizer
 from typing_extensions import override
+
+_NEWTON = 100  # steps at most; about ten are taken
 
 
 class _PlainLBFGS(LBFGS):
@@ -34,3 +38,42 @@ def minimise(unknown: Tensor, loss: Callable[[], Tensor]) -> None:
         [unknown], max_iter=200, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
     )
     optimizer.step(closure)  # pyright: ignore[reportArgumentType] — its stubs ask for a float
+
+
+def logistic(design: Tensor, offset: Tensor, sign: Tensor, weight: Tensor, ridge: Tensor, start: Tensor) -> Tensor:
+    """u that minimises sum_i weight_i log(1 + exp(-sign_i (offset_i + design_i · u))) + sum_j ridge_j u_j², by Newton.
+
+    Some ten products of the design matrix with itself, in place of some forty passes over it in which L-BFGS asks for
+    a number several times, and waits for the GPU. Steps that overshoot are halved.
+    """
+
+    def margins(u: Tensor) -> Tensor:
+        return sign * (offset + design @ u)
+
+    def loss(u: Tensor, margin: Tensor) -> float:
+        return float((weight * functional.softplus(-margin)).sum() + (ridge * u.square()).sum())
+
+    unknown = start.clone()
+    margin = margins(unknown)
+    value = loss(unknown, margin)
+    for _ in range(_NEWTON):
+        wrong = torch.sigmoid(-margin)
+        gradient = 2 * ridge * unknown - design.T @ (weight * sign * wrong)
+        curved = design * (weight * wrong * (1 - wrong))[:, None]
+        hessian = design.T @ curved + torch.diag(2 * ridge)
+        hessian.diagonal().add_(1e-12 * hessian.diagonal().amax())  # an entry without a ridge may be told by no picture
+        step = torch.linalg.solve(hessian, gradient)
+        length, expected = 1.0, float(gradient @ step)
+        while length > 1e-6:
+            tried = unknown - length * step
+            margin = margins(tried)
+            reached = loss(tried, margin)
+            if reached <= value - 1e-4 * length * expected:
+                break
+            length /= 2
+        else:
+            return unknown  # at the bottom, up to rounding
+        unknown, fell, value = tried, value - reached, reached
+        if fell < 1e-13 * max(1.0, abs(value)):
+            break
+    return unknown
