@@ -16,10 +16,12 @@ from rich.console import Console
 
 import holdfast.cli
 from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.candidates.select import Candidate
 from holdfast.certify.claims import Counts, evaluate
 from holdfast.certify.report import report
+from holdfast.cli.forecasts import print_refit
 from holdfast.cli.verdicts import print_outcome, print_report
-from holdfast.evaluate.metrics import Comparison
+from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.content import read_run
 from holdfast.report.evidence import sealed_evidence
 from holdfast.report.page import write_report
@@ -244,3 +246,19 @@ def test_the_demo_leaves_its_page(
     assert out.splitlines()[-1].endswith(str(page))
     assert "</html>" in page.read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == [page.name]
+
+
+@pytest.mark.parametrize(("reached", "little"), [(96, True), (60, False)])
+def test_before_training_it_is_said_whether_there_is_much_left_to_gain(
+    capsys: pytest.CaptureFixture[str], reached: int, little: bool
+) -> None:
+    tasks = {
+        "clear": TaskChange(100, 90, 89, 0, 1, 0.2, 0.2),
+        "rainy": TaskChange(100, 98, 98, 0, 0, 0.2, 0.2),
+        "foggy": TaskChange(100, 30, reached, reached - 30, 0, 0.9, 0.3),
+    }
+    print_refit(Candidate("step-00000000", 0.0, Comparison("foggy", tasks), chance=0.83))
+    out = capsys.readouterr().err
+    assert f"foggy +{reached - 30}.0 points on dev images, to {reached} %, passes with a chance of 83 %" in out
+    assert ("protected classes are at 94 % on average: training has little to add" in out) == little
+    assert out.endswith("`--quick` stops here\n")

@@ -123,5 +123,11 @@ def percent(chance: float) -> str:
 def print_refit(best: Candidate) -> None:
     """Before training: what the target's refit alone would do."""
     chance = "" if best.chance is None else f", passes with a chance of {percent(best.chance)}"
-    gain = f"{best.dev.target} {best.dev.target_gain * 100:+.1f} points on dev images"
-    print(f"without training ({best.name}): {gain}{chance}; `--quick` stops here", file=sys.stderr, flush=True)
+    reached = best.dev.tasks[best.dev.target].new_accuracy
+    protected = best.dev.protected.values()
+    others = sum(change.old_accuracy for change in protected) / len(protected)
+    gain = f"{best.dev.target} {best.dev.target_gain * 100:+.1f} points on dev images, to {percent(reached)}"
+    lines = [f"without training ({best.name}): {gain}{chance}"]
+    if reached >= others:
+        lines.append(f"protected classes are at {percent(others)} on average: training has little to add")
+    print(*lines, "`--quick` stops here", sep="; ", file=sys.stderr, flush=True)
