@@ -76,8 +76,8 @@ def test_candidates_lead_to_the_best_checkpoint_and_to_the_last(
     assert [candidate.name for candidate in made] == ["refit", "refit-bias1", *moved]
     assert made[0].step == best  # a study records it as the job's
     # What a query pays for where all of them may be tested: no fewer than there can be.
-    assert round_.config.candidates.most == 6
-    assert len(made) <= round_.config.candidates.most
+    assert round_.config.candidates.largest_number == 6
+    assert len(made) <= round_.config.candidates.largest_number
 
 
 def test_a_candidate_is_made_from_its_own_checkpoint(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def _most_candidates(candidates: CandidatesConfig) -> int:
     """How many candidates a query may test: one, or all of them where others follow the safest."""
     if not candidates.test_more_candidates:
         return 1
-    return max(1, candidates.most)
+    return max(1, candidates.largest_number)
 
 
 def check_possible(plan: SealedClaim) -> None:

@@ -218,7 +218,7 @@ class CandidatesConfig(Config):
         return tuple(sorted({lam for lam in self.interpolation if lam > 0 or self.refit_target}))
 
     @property
-    def most(self) -> int:
+    def largest_number(self) -> int:
         """How many candidates there are at most: those at lambda 0 are the same for every checkpoint."""
         moved = sum(lam > 0 for lam in self.lambdas)
         places = moved * len(set(self.checkpoints)) + len(self.lambdas) - moved

@@ -19,7 +19,7 @@ from typing_extensions import override
 from holdfast.data.round import TextRows
 from holdfast.errors import UserError
 from holdfast.model.compute import active_mode, fast_kernels
-from holdfast.model.towers import Preprocess, TwoTowers
+from holdfast.model.towers import Preprocess, ProjectedTowers
 
 _LENGTH_STEP = 8  # texts are cut to a multiple of this: few shapes, and the same bits for batches of like lengths
 
@@ -58,10 +58,8 @@ def _simple_tokenizer(context_length: int) -> Any:
     return open_clip.SimpleTokenizer(context_length=context_length)
 
 
-class OpenClipTowers(TwoTowers):
+class OpenClipTowers(ProjectedTowers):
     """An OpenCLIP model with its text projection taken out, so that each class can have its own."""
-
-    weight: nn.Parameter | Tensor
 
     def __init__(self, architecture: str, config: dict[str, Any], preprocess: Preprocess, model: Any = None) -> None:
         super().__init__()
@@ -171,16 +169,6 @@ class OpenClipTowers(TwoTowers):
             return self.model.encode_text(tokens, normalize=False)
         features = self._text(tokens)
         return features[0] if isinstance(features, tuple) else features
-
-    @property
-    @override
-    def projection(self) -> Tensor:
-        return self.weight
-
-    @property
-    @override
-    def projection_bias(self) -> Tensor | None:
-        return self.bias
 
     @override
     def tokenize(self, texts: Sequence[str]) -> Tensor:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from holdfast.artifacts import write_json
 from holdfast.model.sources import CONFIG
 from holdfast.model.text_modules import ENCODERS, POOLINGS
-from holdfast.model.towers import TwoTowers
+from holdfast.model.towers import ProjectedTowers
 from holdfast.model.transformers_towers import TOKENIZER_FILES, TransformersTowers, load_tokenizer, quiet
 
 TEXT_FILES = (*TOKENIZER_FILES, "vocab.txt", "sentencepiece.bpe.model")
@@ -51,7 +51,7 @@ class TextSettings:
             raise ValueError(f"a text encoder of type {self.config['model_type']!r}")
 
 
-class PairTowers(TwoTowers):
+class PairTowers(ProjectedTowers):
     """E1 of one model; Ē2 is the pooled sentence embedding of another, W its Dense module."""
 
     def __init__(
@@ -100,16 +100,6 @@ class PairTowers(TwoTowers):
         words = self.sentence(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
         return pool(words, mask, self.settings.pooling)
 
-    @property
-    @override
-    def projection(self) -> Tensor:
-        return self.weight
-
-    @property
-    @override
-    def projection_bias(self) -> Tensor | None:
-        return self.bias
-
     @override
     def shorten(self, tokens: Tensor) -> Tensor:
         """Padding is masked out of the attention, so cutting it off is exact."""
@@ -150,8 +140,7 @@ class PairTowers(TwoTowers):
 
     @override
     def text_parameters(self) -> Iterable[nn.Parameter]:
-        projection = [self.weight] if self.bias is None else [self.weight, self.bias]
-        return [*self.sentence.parameters(), *projection]
+        return [*self.sentence.parameters(), *self.projection_parameters()]
 
     def text_files(self) -> dict[str, bytes]:
         """The tokenizer's files, under the names that they had."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from holdfast.data.images import interpolation_filter
 from holdfast.data.round import LabelledSet, PairSet, TextRows, View
@@ -207,3 +208,24 @@ class TwoTowers(nn.Module, ABC):
         """
         del mode
         return super().train(False)
+
+
+class ProjectedTowers(TwoTowers):
+    """Towers whose text side ends in a linear layer of their own, taken out of the model that they are made of."""
+
+    weight: nn.Parameter | Tensor  # W
+    bias: nn.Parameter | None
+
+    @property
+    @override
+    def projection(self) -> Tensor:
+        return self.weight
+
+    @property
+    @override
+    def projection_bias(self) -> Tensor | None:
+        return self.bias
+
+    def projection_parameters(self) -> list[nn.Parameter]:
+        """W and its bias, as far as they are weights."""
+        return [item for item in (self.weight, self.bias) if isinstance(item, nn.Parameter)]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from holdfast.errors import UserError
-from holdfast.model.towers import Preprocess, TwoTowers
+from holdfast.model.towers import Preprocess, ProjectedTowers
 
 FAMILIES = ("clip", "siglip")  # `model_type` in config.json
 TOKENIZER_FILES = (
@@ -38,7 +38,7 @@ _LENGTH_STEP = 8  # texts are cut to a multiple of this
 _UNUSED = ("logit_scale", "logit_bias")  # no feature depends on them
 
 
-class TransformersTowers(TwoTowers):
+class TransformersTowers(ProjectedTowers):
     """A ``CLIPModel`` or ``SiglipModel``: E1 is its image feature, W its text projection."""
 
     def __init__(
@@ -100,16 +100,6 @@ class TransformersTowers(TwoTowers):
         tokens = tokens if tokens.is_cuda else self.shorten(tokens)
         return self.model.text_model(input_ids=tokens).pooler_output
 
-    @property
-    @override
-    def projection(self) -> Tensor:
-        return self.weight
-
-    @property
-    @override
-    def projection_bias(self) -> Tensor | None:
-        return self.bias
-
     @override
     def shorten(self, tokens: Tensor) -> Tensor:
         """CLIP's mask is causal, so columns behind the longest text change nothing; SigLIP reads the last column."""
@@ -157,8 +147,7 @@ class TransformersTowers(TwoTowers):
 
     @override
     def text_parameters(self) -> Iterable[nn.Parameter]:
-        projection = [self.weight] if self.bias is None else [self.weight, self.bias]
-        return [*self.model.text_model.parameters(), *projection]
+        return [*self.model.text_model.parameters(), *self.projection_parameters()]
 
     @torch.no_grad()
     def source_model(self) -> Any:

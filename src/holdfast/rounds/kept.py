@@ -24,8 +24,9 @@ class RunModels:
         self._held: dict[Path, Classifier] = {}
 
     def put(self, model: Classifier, folder: Path) -> None:
-        """Keep a model."""
+        """Keep a model, in place of one that was left there by a run that was killed."""
         if self._in_memory:
+            self.remove(folder)
             self._held[folder] = model.frozen_copy().to("cpu")
         else:
             self._write(model, folder)

@@ -240,7 +240,6 @@ class Round:
         self._compared[name] = compared
         if self.runtime.is_main:
             write_predictions(self.folder.predictions(name, "dev"), dev)
-            self.models.remove(self.folder.candidates / name)  # left by a run that was killed after this evaluation
             self.models.put(model, self.folder.candidates / name)
             self._prune(done)
         return figures
