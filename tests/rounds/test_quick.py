@@ -107,7 +107,7 @@ def test_images_are_counted_out_of_fold_and_the_record_says_that_they_taught(tmp
 def test_the_models_of_another_checkpoint_are_not_those_of_the_first(tmp_path: Path) -> None:
     round_ = Round(config(tmp_path, certify={"test_sealed": False}), tmp_path, tmp_path / "run")
     round_.train()
-    first, last = (round_._candidate_models(f"step-0000000{step}").at(1.0) for step in (2, 4))  # pyright: ignore[reportPrivateUsage]
+    first, last = (round_.maker.towards(f"step-0000000{step}").at(1.0) for step in (2, 4))
     assert model_fingerprint(first) != model_fingerprint(last)
 
 

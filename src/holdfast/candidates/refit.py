@@ -94,6 +94,43 @@ class Pictures:
         """What a fit reads."""
         return self.hidden, self.features, self.labels
 
+    def where(self, kept: Tensor) -> Pictures:
+        """Those of a mask [n]."""
+        ids = tuple(item for item, keep in zip(self.ids, kept.tolist(), strict=True) if keep)
+        return Pictures(self.hidden[kept], self.features[kept], self.labels[kept], ids)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a logit is linear in: entries that are centred and scaled to a spread of 1, and an offset.
+
+    Centre and offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in
+    for it.
+    """
+
+    columns: Tensor  # [n, width + 1], the offset's last
+    centre: Tensor  # [width]
+    scale: Tensor  # [width]; 0 for an entry that does not vary
+    steady: Tensor  # [width]
+
+    @classmethod
+    def of(cls, entries: Tensor) -> Design:
+        """Of entries [n, width] as a logit sees them."""
+        steady = steady_direction(entries)
+        column, centre = entries @ steady, entries.mean(dim=0)
+        spread = (entries - column[:, None] * centre).std(dim=0)
+        scale = torch.where(spread > 1e-6 * spread.max(), 1 / spread, 0)
+        columns = torch.cat([entries * scale - column[:, None] * (centre * scale), column[:, None]], dim=1)
+        return cls(columns, centre, scale, steady)
+
+    def weights(self, unknown: Tensor) -> Tensor:
+        """p with entries · p = columns · unknown: [width + 1] or [width + 1, K] -> [width] or [width, K]."""
+        u, b = unknown[:-1], unknown[-1]
+        if unknown.ndim == 1:
+            return u * self.scale + (b - (u * self.centre * self.scale).sum()) * self.steady
+        shift = b - (self.centre * self.scale) @ u
+        return u * self.scale[:, None] + self.steady[:, None] * shift
+
 
 def refit_target(
     model: Classifier,
@@ -149,14 +186,13 @@ def refit_from_features(
         return entries @ functional.normalize(prompts.mean(dim=0), dim=0) / tau
 
     share, margin = _IN_HEAD if direction is None else _IN_TOWER
-    steady = steady_direction(entries)
+    design = Design.of(entries)
     unknown = None if start is None else start.start
-    found, unknown = _solve(
-        entries, steady, logits, labels, row, moved, tau, share, margin, unknown, linear=own is None
-    )
+    found, unknown = _solve(design, logits, labels, row, moved, tau, share, margin, unknown, linear=own is None)
+    raised = tau * design.steady  # raises the target's logit by 1
     with torch.no_grad():
-        more = _forward(lambda amount: moved(found + amount * tau * steady), logits, labels, row)
-    return TargetRefit(name, found + more * tau * steady, direction, unknown)
+        more = _forward(lambda amount: moved(found + amount * raised), logits, labels, row)
+    return TargetRefit(name, found + more * raised, direction, unknown)
 
 
 def _forward(raised: Callable[[float], Tensor], logits: Tensor, labels: Tensor, row: int) -> float:
@@ -198,8 +234,7 @@ def own_direction(matrix: Tensor, row: int) -> Tensor | None:
 
 
 def _solve(
-    entries: Tensor,
-    steady: Tensor,
+    design: Design,
     logits: Tensor,
     labels: Tensor,
     row: int,
@@ -211,36 +246,29 @@ def _solve(
     *,
     linear: bool,
 ) -> tuple[Tensor, Tensor]:
-    """p of least loss, and the unknowns behind it, in float64.
+    """p of least loss, and the unknowns behind it, in float64: weights under the ridge, and a free offset.
 
-    ``entries`` [n, width] are as the target's logit sees them, ``logits`` [n, K] those of before.
-    Unknown are the weights u of entries that are centred and scaled, under the ridge, and a free offset b. Centre and
-    offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in for it.
+    ``design`` is what the target's logit sees, ``logits`` [n, K] are those of before.
     """
-    column = entries @ steady
-    centre = entries.mean(dim=0)
-    spread = (entries - column[:, None] * centre).std(dim=0)
-    scale = torch.where(spread > 1e-6 * spread.max(), 1 / spread, 0)
     counts = torch.bincount(labels, minlength=logits.shape[1])
     each = (1 - share) / max(1, int((counts > 0).sum()) - 1)
     weight = torch.where(labels == row, share, each).double() / counts[labels]
     place = torch.tensor([row], device=logits.device)
     room = margin * (labels != row)
-    unknown = torch.zeros(entries.shape[1] + 1, dtype=torch.float64, device=entries.device)
+    unknown = torch.zeros(design.columns.shape[1], dtype=torch.float64, device=logits.device)
     unknown = (unknown if start is None else start.clone()).requires_grad_()
 
     def weights() -> Tensor:
-        u, b = unknown[:-1], unknown[-1]
-        return temperature * (u * scale + (b - (u * centre * scale).sum()) * steady)
+        return temperature * design.weights(unknown)
 
-    if linear and _waits(entries):
+    if linear and _waits(logits):
         # Among the other classes nothing changes: what is left is a logistic regression of the target against them.
         others = logits.index_fill(1, place, -torch.inf).logsumexp(dim=1)
-        design = torch.cat([entries * scale - column[:, None] * (centre * scale), column[:, None]], dim=1)
         ridge = torch.full_like(unknown, _RIDGE).index_fill(0, torch.tensor([len(unknown) - 1], device=place.device), 0)
         sign = torch.where(labels == row, 1.0, -1.0).double()
+        offset = logits[:, row] + room - others
         with torch.no_grad():
-            unknown.copy_(logistic(design, logits[:, row] + room - others, sign, weight, ridge, unknown.detach()))
+            unknown.copy_(logistic(design.columns, offset, sign, weight, ridge, unknown.detach()))
         return weights().detach(), unknown.detach()
 
     def loss() -> Tensor:

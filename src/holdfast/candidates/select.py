@@ -28,6 +28,7 @@ from holdfast.candidates.chance import SealedTest, predicted_chance, predicted_g
 from holdfast.evaluate.metrics import Comparison, retention_ratio
 
 REFIT = "refit"  # what candidates are called whose target alone is new
+LAST_LAYER = "last-layer"  # what the end is called where all logits were fitted in the last layer
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
 
@@ -43,8 +44,13 @@ class Candidate:
     recorded: str = ""  # its name in a run of an earlier version
 
     @property
+    def is_trained(self) -> bool:
+        """Whether it took training: a refit of the target and a fit of the last layer do not."""
+        return self.lam > 0 and self.step != LAST_LAYER
+
+    @property
     def name(self) -> str:
-        """``step-00000400@0.5-bias1``; ``refit-bias1`` where the target's logit alone is new."""
+        """``step-00000400@0.5-bias1``; ``last-layer@0.5``; ``refit-bias1`` where the target's logit alone is new."""
         made = f"{self.step}@{self.lam:g}" if self.lam > 0 else REFIT
         return self.recorded or made + (f"-bias{self.bias:g}" if self.bias else "")
 

@@ -58,7 +58,9 @@ def develop(
     as_published: Annotated[bool, typer.Option("--as-published", hidden=True)] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Refit the target alone, in seconds, whatever [method] says: nothing is trained."),
+        typer.Option(
+            "--quick", help="Fit the last layer alone, in seconds, whatever [method] says: nothing is trained."
+        ),
     ] = False,
     anyway: Annotated[
         bool,
@@ -71,8 +73,8 @@ def develop(
     """Run one round of development: train, choose, certify, hand back a model.
 
     Opens with the plan of `holdfast plan`: below a chance of one in two that the sealed images prove the claim it stops
-    before training, and no query is spent, unless `--anyway` is given. It then says what refitting the target alone
-    would do, before training begins; `--quick` does that and no more.
+    before training, and no query is spent, unless `--anyway` is given. It then says what can be done
+    without training (the target refitted, the last layer fitted), before training begins; `--quick` does that alone.
 
     Leaves a run folder with the chosen model, all predictions and metrics. A run that was interrupted or killed goes on
     with `--resume RUN` and ends with the same bits.
@@ -113,7 +115,7 @@ def develop(
         if seed is not None:
             config = config.model_copy(update={"seed": seed})
         if quick:
-            config = parse(RoundConfig, {**values, "method": {"name": "refit"}}, str(round_file), root).model_copy(
+            config = parse(RoundConfig, {**values, "method": {"name": "last_layer"}}, str(round_file), root).model_copy(
                 update={"seed": config.seed}
             )
         required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening

@@ -121,7 +121,7 @@ def percent(chance: float) -> str:
 
 
 def print_refit(best: Candidate) -> None:
-    """Before training: what the target's refit alone would do."""
+    """Before training: the best that can be done without."""
     chance = "" if best.chance is None else f", passes with a chance of {percent(best.chance)}"
     reached = best.dev.tasks[best.dev.target].new_accuracy
     protected = best.dev.protected.values()

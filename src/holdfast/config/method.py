@@ -47,6 +47,10 @@ class MethodConfig(Config):
         """Whether the method makes steps; one that does not hands its candidates over at once."""
         return True
 
+    def fits_last_layer(self) -> bool:
+        """Whether fits of the last layer (`candidates.last_layer`) are part of the method."""
+        return False
+
     def protected_views(self) -> Views:
         """Views of constraint images: the evaluation view, a random one, or random for the new model alone."""
         return "clean"

@@ -197,6 +197,10 @@ class CandidatesConfig(Config):
     """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
     they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
     frozen."""
+    last_layer: bool = True
+    """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
+    and interpolate towards that. It takes seconds, no training. Where the last layer is frozen there is no such
+    candidate."""
     folds: Annotated[int, Field(ge=0)] = 5
     """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
@@ -221,7 +225,8 @@ class CandidatesConfig(Config):
     def largest_number(self) -> int:
         """How many candidates there are at most: those at lambda 0 are the same for every checkpoint."""
         moved = sum(lam > 0 for lam in self.lambdas)
-        places = moved * len(set(self.checkpoints)) + len(self.lambdas) - moved
+        ends = len(set(self.checkpoints)) + self.last_layer
+        places = moved * ends + len(self.lambdas) - moved
         return places * len(set(self.target_bias))
 
     @model_validator(mode="after")
@@ -317,6 +322,11 @@ class RoundConfig(RoundSections):
     def lambdas(self) -> tuple[float, ...]:
         """lambda of the candidates, in order: where nothing is trained there is but one."""
         return self.candidates.lambdas if self.method.trains() else (0.0,)
+
+    @property
+    def fits_last_layer(self) -> bool:
+        """Whether candidates are made from a fit of the last layer."""
+        return self.candidates.last_layer and self.method.fits_last_layer()
 
     @property
     def last_step(self) -> int:

@@ -125,6 +125,10 @@ class HoldfastConfig(FormConfig):
         """The paper's form."""
         return cls(form="published")
 
+    def fits_last_layer(self) -> bool:
+        """The published forms test the checkpoint as it was trained."""
+        return self.form == "default"
+
     def protected_views(self) -> Views:
         """As [method.research] says."""
         return self.research.views

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "holdfast": "holdfast.methods.holdfast",
     "refit": "holdfast.methods.refit",
+    "last_layer": "holdfast.methods.last_layer",
     "finetune": "holdfast.methods.finetune",
     "cross_entropy": "holdfast.methods.cross_entropy",
     "flyp": "holdfast.methods.flyp",

@@ -63,7 +63,7 @@ class Candidate:
     """A model that could have been shipped, and what became of it."""
 
     name: str
-    step: int
+    step: str
     lam: float
     bias: float
     dev: Comparison
@@ -219,12 +219,11 @@ def _comparison(reported: Mapping[str, Any], target: str) -> Comparison:
 def _candidate(
     record: Mapping[str, Any], target: str, result: Mapping[str, Any], reported: Mapping[str, Any] | None
 ) -> Candidate:
-    step = int(str(record["step"]).removeprefix("step-"))
     outcome = _outcome(str(record["name"]), list(result["order"]), result["chosen"], reported)
     bias = float(record.get("bias", 0.0))  # runs of earlier versions have none
     dev, lam = _comparison(record["dev"], target), float(record["lambda"])
     chance, expected = record.get("chance"), record.get("expected_gain")
-    return Candidate(str(record["name"]), step, lam, bias, dev, chance, expected, outcome)
+    return Candidate(str(record["name"]), str(record["step"]), lam, bias, dev, chance, expected, outcome)
 
 
 def _outcome(name: str, order: list[str], chosen: str | None, reported: Mapping[str, Any] | None) -> str:

@@ -81,7 +81,7 @@ def _run(
     command = resume_command(folder)
     round_ = Round(config, root, folder, runtime, begun=resume, check=check, resume=command)
     if plan.show_refit is not None and config.method.trains():
-        offered = round_.refit_candidates()  # on every rank
+        offered = round_.untrained_candidates()  # on every rank
         if offered and runtime.is_main:
             plan.show_refit(best_of(config, folder, offered))
     silent = quiet or not runtime.is_main or not config.method.trains()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.candidates.select import described
+from holdfast.candidates.select import LAST_LAYER, described
 from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.sealed_claim import ClaimedSettings
 from holdfast.errors import UndecidedError
@@ -65,7 +65,7 @@ class Outcome:
     sealed: Mapping[str, Any] | None  # the set's standing in the ledger
     sealed_images: int
     test_left: bool  # whether the test on the sealed images was left for later
-    training: str = ""  # what training added to the target's refit alone; empty where there was only one of them
+    training: str = ""  # what training added to candidates that need none; empty where there was only one kind
 
     @property
     def rejected(self) -> bool:
@@ -128,15 +128,19 @@ def outcome_of(
 
 def _training(candidates: Sequence[Mapping[str, Any]], shown: str | None) -> str:
     """What the candidate that the round is about has over the best one that needed no training."""
-    refits = [item for item in candidates if item["lambda"] == 0 and item.get("expected_gain") is not None]
+    untrained = [item for item in candidates if not _is_trained(item) and item.get("expected_gain") is not None]
     chosen = next((item for item in candidates if item["name"] == shown), None)
-    if not refits or chosen is None or len(refits) == len(candidates):
+    if not untrained or chosen is None or len(untrained) == len(candidates):
         return ""
-    if chosen["lambda"] == 0:
-        return "added nothing: the target's refit alone was the best candidate"
-    best = max(refits, key=lambda item: item["expected_gain"])
+    if not _is_trained(chosen):
+        return f"added nothing: {chosen['name']}, which needs none, was the best candidate"
+    best = max(untrained, key=lambda item: item["expected_gain"])
     more = chosen["dev"]["target_gain"] - best["dev"]["target_gain"]
-    return f"{more * 100:+.1f} points on dev images beside the target's refit alone ({best['name']})"
+    return f"{more * 100:+.1f} points on dev images beside {best['name']}, which needs none"
+
+
+def _is_trained(candidate: Mapping[str, Any]) -> bool:
+    return candidate["lambda"] > 0 and candidate.get("step") != LAST_LAYER
 
 
 def nothing_certified(run: RunFolder) -> UndecidedError:

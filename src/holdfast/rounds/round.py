@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,6 @@ from holdfast.artifacts import (
     write_json,
     write_predictions,
 )
-from holdfast.candidates.crossfit import Folds, counted_images, make_folds
-from holdfast.candidates.generate import CandidateModels
 from holdfast.candidates.select import (
     Candidate,
     blocking_task,
@@ -72,6 +69,7 @@ from holdfast.rounds.decide import (
 )
 from holdfast.rounds.former import read_result_json
 from holdfast.rounds.kept import RunModels
+from holdfast.rounds.make_candidates import CandidateMaker
 from holdfast.rounds.prepare import PreparedRound, begin_method, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
 from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
@@ -123,10 +121,7 @@ class Round:
         self._begin()
         self._compared: dict[str, Comparison] = {}  # evaluations of this process, by checkpoint
         self._test: tuple[LabelledSet, pa.Table] | None = None  # test images and the old model's predictions
-        self._models: dict[str, CandidateModels] = {}  # by checkpoint: the last one that was asked for
-        self._untrained: CandidateModels | None = None
-        self._at_zero: list[Candidate] | None = None
-        self._folds = self._deal()
+        self.maker = CandidateMaker(self)
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +137,7 @@ class Round:
         """Write down roles and fingerprints, and what the old model predicts on dev images."""
         self._write_state("training")
         stage("scoring the old model on dev images")
-        with self._keeping(still=True):
+        with self.keeping(still=True):
             self.old_dev = self.predict_old(self.data.dev)
         self.old_training = None if self.training is None else self.predict_old(self.training)
         if self.runtime.is_main:
@@ -195,7 +190,7 @@ class Round:
             resume=self.resume,
             checkpoint_at_end=not self._in_memory,
         )
-        with self._keeping():
+        with self.keeping():
             train(
                 self.prepared.method,
                 self.data,
@@ -216,8 +211,8 @@ class Round:
             return
         stage("refitting the target")
         metrics = MetricsFile(self.folder.metrics if self.runtime.is_main else None)
-        with self._keeping(still=True):
-            models = self._refitted()
+        with self.keeping(still=True):
+            models = self.maker.refitted()
             dev = models.predictions(0.0, self.data.dev, self.config.evaluate.batch)[0]  # of the smallest bias
             metrics.write({"step": 0, "evaluation": self._evaluate(0, models.at(0.0), dev)})
         metrics.close()
@@ -251,7 +246,7 @@ class Round:
         task = self.config.task
         notes = {"template": task.template, "names": task.names, "target": task.target}
         # Also a model that is handed back unchanged: whoever goes on from here has looked at this round's dev images.
-        fitted = self.config.candidates.refit_target and self._folds is not None
+        fitted = self.config.candidates.refit_target and self.maker.folds is not None
         seen = self.prepared.start_seen.and_then(seen_in_round(self.prepared.assembled, fitted=fitted))
         return save_model(model, folder, parent=self.prepared.parent, extra=notes, seen=seen)
 
@@ -296,98 +291,31 @@ class Round:
     # -- candidates -------------------------------------------------------------------------------------------------
 
     def candidates(self) -> list[Candidate]:
-        """Interpolations of the old weights with checkpoints, refitted and biased as [candidates] says.
+        """What needs no training, and interpolations of the old weights with checkpoints, as [candidates] says.
 
-        Those of one lambda share the image tower, and one pass of it over the dev images. Lambda 0 is the same for all.
+        All have their target refitted and biased, but for fits of the last layer, which are biased alone.
         """
         ends = {"best": self.best_checkpoint(), "last": self.checkpoints()[-1]}
-        made: list[Candidate] = []
-        for step in dict.fromkeys(ends[which] for which in self.config.candidates.checkpoints):
-            stage(f"making candidates from {step}")
-            models = self._candidate_models(step)
-            lambdas = [lam for lam in self.config.lambdas if lam > 0 or not made]
-            made += [candidate for lam in lambdas for candidate in self._at(step, lam, models)]
-        return made
+        steps = list(dict.fromkeys(ends[which] for which in self.config.candidates.checkpoints))
+        made = self.maker.refits(steps[0])
+        for step in steps if self.config.method.trains() else ():
+            made += self.maker.from_checkpoint(step)
+        return made + self.maker.of_last_layer()
 
-    def refit_candidates(self) -> list[Candidate]:
-        """What the round can do without training: the old weights with the target refitted.
+    def untrained_candidates(self) -> list[Candidate]:
+        """What the round can do without training, with the chance of each.
 
-        Takes seconds, and is kept: :meth:`candidates` finds it again. Empty where the target is not refitted.
+        Takes seconds, and is kept: :meth:`candidates` finds it again. Empty where nothing is refitted.
         """
-        if 0.0 not in self.config.lambdas:
-            return []
-        stage("refitting the target")
-        made = self._at(checkpoint_name(0), 0.0, self._refitted())
+        made = [*self.maker.refits(checkpoint_name(0)), *self.maker.of_last_layer()]
         return scored(self.config, self.folder, made, self._ledger())
-
-    def _at(self, step: str, lam: float, models: CandidateModels) -> list[Candidate]:
-        """The candidates of one lambda; those at 0 do not depend on the training and are scored once."""
-        if lam == 0 and self._at_zero is not None:
-            return [replace(candidate, step=step) for candidate in self._at_zero]
-        stage(f"scoring candidates at lambda {lam:g} on dev images")
-        if lam == 0:
-            models = self._refitted()  # the same models, and one refit for all who ask for them
-        with self._keeping(still=lam == 0):
-            examples, old = self._counted(lam)
-            tables = models.predictions(lam, examples, self.config.evaluate.batch)
-        made: list[Candidate] = []
-        for bias, table in zip(models.biases, tables, strict=True):
-            candidate = Candidate(step, lam, self.compare(old, table), bias)
-            if self.runtime.is_main:
-                write_predictions(self.folder.predictions(candidate.name, "dev"), table.slice(0, len(self.data.dev)))
-            made.append(candidate)
-        if lam == 0:
-            self._at_zero = made
-        return made
-
-    def _deal(self) -> Folds | None:
-        """The folds of images that teach the refit and are counted out of fold; None where none are."""
-        candidates = self.config.candidates
-        if not candidates.refit_target:
-            return None
-        return make_folds(self.data, self.prepared.assembled.roles, self.prepared.trained_on, candidates.folds)
-
-    def _counted(self, lam: float) -> tuple[LabelledSet, pa.Table]:
-        """The images that candidates of a lambda are counted on, dev images first, and the old model's predictions."""
-        if self._folds is None or lam > 0:
-            return self.data.dev, self.old_dev
-        examples = counted_images(self.data, self._folds)
-        return examples, self.old_dev if len(examples) == len(self.data.dev) else self.predict_old(examples)
 
     def model(self, candidate: Candidate) -> Classifier:
         """The weights of a candidate."""
         kept = self.folder.tested / candidate.name
         if self.models.has(kept):  # what is tested is what is handed back, bit for bit
             return self.models.get(kept).to(self.runtime.device)
-        models = self._candidate_models(candidate.step) if candidate.lam > 0 else self._refitted()
-        with self._keeping(still=candidate.lam == 0):
-            return models.model(candidate.lam, candidate.bias)
-
-    def _candidate_models(self, step: str) -> CandidateModels:
-        """Models between the old weights and a checkpoint; the refit of the old weights is shared by all."""
-        if step not in self._models:
-            self._models = {step: self._models_towards(self.checkpoint(step))}
-            self._models[step].refits |= self._refitted().refits
-        return self._models[step]
-
-    def _refitted(self) -> CandidateModels:
-        """Models at lambda 0."""
-        if self._untrained is None:
-            self._untrained = self._models_towards(None)
-        return self._untrained
-
-    def _models_towards(self, checkpoint: Classifier | None) -> CandidateModels:
-        return CandidateModels(
-            self.config.candidates,
-            self.prepared.old,
-            checkpoint,
-            self.data,
-            view_settings(self.config.train, self.config.method),
-            self.runtime,
-            in_tower=self.config.model.freeze not in ("image", "towers"),
-            folds=self._folds,
-            refit_key=self._refit_key() if is_sharing() else None,
-        )
+        return self.maker.model(candidate)
 
     # -- the decision -----------------------------------------------------------------------------------------------
 
@@ -516,7 +444,7 @@ class Round:
 
     # -- predictions ------------------------------------------------------------------------------------------------
 
-    def _keeping(self, *, still: bool = False) -> AbstractContextManager[None]:
+    def keeping(self, *, still: bool = False) -> AbstractContextManager[None]:
         """Features of image towers that do not move are kept between runs: the old one's, its refit's, frozen ones'."""
         frozen = self.config.model.freeze in ("image", "towers")
         return features_kept(self._store if still or frozen else None)
@@ -531,20 +459,14 @@ class Round:
         batch = self.config.evaluate.batch
         if not is_sharing():
             return predict_reference(reference, examples, batch, self.runtime)
-        key = ("old predictions", self._old_key(), examples.key, batch)
+        key = ("old predictions", self.old_key(), examples.key, batch)
         return once(key, lambda: predict_reference(reference, examples, batch, self.runtime))
 
-    def _old_key(self) -> Hashable:
+    def old_key(self) -> Hashable:
         """What the old model's predictions depend on, beside the examples."""
         config, runtime = self.config, self.runtime
         place = str(runtime.device), runtime.rank, runtime.world
         return self.prepared.parent, config.model.model_dump_json(), config.train.precision, place
-
-    def _refit_key(self) -> Hashable:
-        """What its refit depends on: also the images that teach it, and how it sees them."""
-        views = view_settings(self.config.train, self.config.method)
-        taught = self.prepared.assembled.fingerprint, views.crop_scale, views.flip
-        return self._old_key(), self.config.candidates.model_dump_json(), taught
 
     def compare(self, old: pa.Table, new: pa.Table) -> Comparison:
         """Two tables of predictions, task by task."""

@@ -1,0 +1,158 @@
+"""The candidates of a round: models between the old weights and what was found, and what dev images say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from holdfast.artifacts import write_predictions
+from holdfast.candidates.crossfit import Folds, counted_images, make_folds
+from holdfast.candidates.generate import CandidateModels
+from holdfast.candidates.last_layer import LastLayerModels
+from holdfast.candidates.select import LAST_LAYER, Candidate
+from holdfast.data.round import LabelledSet
+from holdfast.model.classifier import Classifier
+from holdfast.rounds.prepare import view_settings
+from holdfast.shared import is_sharing
+from holdfast.stages import stage
+
+if TYPE_CHECKING:
+    from holdfast.rounds.round import Round
+
+
+class CandidateMaker:
+    """Makes a round's candidates and their weights. Those of one lambda share a tower, and one pass of it."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round, self._config, self._data = round_, round_.config, round_.data
+        self.folds = self._deal()  # images that teach a refit and are counted out of fold; None where none are
+        self._models: dict[str, CandidateModels] = {}  # by checkpoint: the last one that was asked for
+        self._untrained: CandidateModels | None = None
+        self._last_layer: LastLayerModels | None = None
+        self._without_training: dict[str, list[Candidate]] = {}  # scored once, by what they are called
+
+    def refits(self, step: str) -> list[Candidate]:
+        """Candidates at lambda 0, the target refitted: the same for every checkpoint, and listed under ``step``."""
+        if 0.0 not in self._config.lambdas:
+            return []
+        if "refit" not in self._without_training:
+            stage("refitting the target")
+            self._without_training["refit"] = self._scored(step, 0.0, self.refitted())
+        return [replace(candidate, step=step) for candidate in self._without_training["refit"]]
+
+    def of_last_layer(self) -> list[Candidate]:
+        """Interpolations towards the fit of all logits in the last layer."""
+        if LAST_LAYER not in self._without_training:
+            self._without_training[LAST_LAYER] = self._fit_last_layer()
+        return self._without_training[LAST_LAYER]
+
+    def from_checkpoint(self, step: str) -> list[Candidate]:
+        """Interpolations of the old weights with a checkpoint, without those at lambda 0."""
+        stage(f"making candidates from {step}")
+        lambdas = [lam for lam in self._config.lambdas if lam > 0]
+        return [candidate for lam in lambdas for candidate in self._scored(step, lam, self.towards(step))]
+
+    def model(self, candidate: Candidate) -> Classifier:
+        """The weights of a candidate."""
+        with self._round.keeping(still=not candidate.is_trained):
+            if candidate.step == LAST_LAYER:
+                return self._last_layer_models().model(candidate.lam, candidate.bias)
+            models = self.towards(candidate.step) if candidate.lam > 0 else self.refitted()
+            return models.model(candidate.lam, candidate.bias)
+
+    def refitted(self) -> CandidateModels:
+        """Models at lambda 0."""
+        if self._untrained is None:
+            self._untrained = self._models_towards(None)
+        return self._untrained
+
+    def _fit_last_layer(self) -> list[Candidate]:
+        config = self._config
+        lambdas = [lam for lam in config.candidates.lambdas if lam > 0]
+        if not (lambdas and config.fits_last_layer and self._last_layer_models().possible()):
+            return []
+        stage("fitting the last layer")
+        models = self._last_layer_models()
+        return [candidate for lam in lambdas for candidate in self._scored(LAST_LAYER, lam, models)]
+
+    def _scored(self, step: str, lam: float, models: CandidateModels | LastLayerModels) -> list[Candidate]:
+        """The candidates of one lambda."""
+        stage(f"scoring candidates at lambda {lam:g} on dev images")
+        round_, trained = self._round, lam > 0 and step != LAST_LAYER
+        with round_.keeping(still=not trained):
+            examples, old = self._counted(trained)
+            tables = models.predictions(lam, examples, self._config.evaluate.batch)
+        made: list[Candidate] = []
+        for bias, table in zip(models.biases, tables, strict=True):
+            candidate = Candidate(step, lam, round_.compare(old, table), bias)
+            if round_.runtime.is_main:
+                dev = table.slice(0, len(self._data.dev))
+                write_predictions(round_.folder.predictions(candidate.name, "dev"), dev)
+            made.append(candidate)
+        return made
+
+    def _deal(self) -> Folds | None:
+        candidates, prepared = self._config.candidates, self._round.prepared
+        if not candidates.refit_target:
+            return None
+        return make_folds(self._data, prepared.assembled.roles, prepared.trained_on, candidates.folds)
+
+    def _counted(self, trained: bool) -> tuple[LabelledSet, pa.Table]:
+        """The images that candidates are counted on, dev images first, and the old model's predictions.
+
+        Weights that were trained in this round have seen its training images.
+        """
+        data, old_dev = self._data, self._round.old_dev
+        if self.folds is None or trained:
+            return data.dev, old_dev
+        examples = counted_images(data, self.folds)
+        return examples, old_dev if len(examples) == len(data.dev) else self._round.predict_old(examples)
+
+    def towards(self, step: str) -> CandidateModels:
+        """Models between the old weights and a checkpoint; the refit of the old weights is shared by all."""
+        if step not in self._models:
+            self._models = {step: self._models_towards(self._round.checkpoint(step))}
+            self._models[step].refits |= self.refitted().refits
+        return self._models[step]
+
+    def _models_towards(self, checkpoint: Classifier | None) -> CandidateModels:
+        return CandidateModels(
+            self._config.candidates,
+            self._round.prepared.old,
+            checkpoint,
+            self._data,
+            view_settings(self._config.train, self._config.method),
+            self._round.runtime,
+            in_tower=self._in_tower,
+            folds=self.folds,
+            refit_key=self._key(),
+        )
+
+    def _last_layer_models(self) -> LastLayerModels:
+        if self._last_layer is None:
+            self._last_layer = LastLayerModels(
+                self._config.candidates,
+                self._round.prepared.old,
+                self._data,
+                view_settings(self._config.train, self._config.method),
+                self._round.runtime,
+                in_tower=self._in_tower,
+                folds=self.folds,
+                key=self._key(),
+            )
+        return self._last_layer
+
+    @property
+    def _in_tower(self) -> bool:
+        return self._config.model.freeze not in ("image", "towers")
+
+    def _key(self) -> Hashable:
+        """What models without training depend on, where jobs of a study share them: also the images that teach."""
+        if not is_sharing():
+            return None
+        views = view_settings(self._config.train, self._config.method)
+        taught = self._round.prepared.assembled.fingerprint, views.crop_scale, views.flip
+        return self._round.old_key(), self._config.candidates.model_dump_json(), taught

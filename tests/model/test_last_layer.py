@@ -1,0 +1,218 @@
+"""All logits fitted in the last layer: the optimum of its problem, each class by itself, counted out of fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+from torch import Tensor, nn
+
+from holdfast.candidates.crossfit import Folds
+from holdfast.candidates.last_layer import LastLayerModels, can_fit, class_directions, fit_last_layer
+from holdfast.candidates.refit import Design, Pictures
+from holdfast.config import CandidatesConfig
+from holdfast.data.loader import ViewSettings
+from holdfast.data.round import RoundData
+from holdfast.model.classifier import Classifier
+from holdfast.model.folder import load_model, save_model
+from holdfast.model.interpolate import interpolate
+from holdfast.runtime import Runtime
+from tests.model.conftest import CLASSES, PROMPTS
+from tests.model.test_refit import bright_round, seen
+
+TARGET = CLASSES[2]
+
+
+def pictures_of(model: Classifier, n: int = 60) -> Pictures:
+    hidden, features, labels = seen(model, n)
+    return Pictures(hidden, features, labels, tuple(str(row) for row in range(n)))
+
+
+def test_each_direction_is_seen_by_one_class_alone() -> None:
+    matrix = nn.functional.normalize(torch.randn(5, 12, dtype=torch.float64), dim=1)
+    directions, free = class_directions(matrix)
+    torch.testing.assert_close(matrix @ directions.T, torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert free.all()
+    twin = torch.cat([matrix, matrix[2:3] + 1e-3 * torch.randn(1, 12, dtype=torch.float64)])
+    assert class_directions(twin)[1].tolist() == [True, True, False, True, True, False]  # two that look the same
+    same = torch.cat([matrix, matrix[:1]])
+    assert class_directions(same)[1].tolist() == [False, True, True, True, True, False]
+    assert not class_directions(torch.randn(13, 12, dtype=torch.float64))[1].any()  # more classes than dimensions
+
+
+def plain_loss(change: np.ndarray, model: Classifier, pictures: Pictures) -> float:
+    """What is minimised, of a change of the logits [n, K], written down plainly, but for the ridge."""
+    f, y = pictures.features.double().numpy(), pictures.labels.numpy()
+    matrix = model.class_matrix().detach().double().numpy()
+    old = f @ matrix.T / np.linalg.norm(f, axis=1, keepdims=True) / 0.05
+    new, total = old + change, 0.0
+    for k, share in ((2, 0.25), (0, 0.375), (1, 0.375)):
+        for i in np.flatnonzero(y == k):
+            value = -log_softmax(new[i])[k]
+            lifted = old[i, :2] + (2.0 * (np.arange(2) == k) if k != 2 else 0.0)
+            before, after = log_softmax(lifted), log_softmax(new[i, :2])
+            value += 30.0 * float((np.exp(before) * (before - after)).sum())
+            total += share * value / (y == k).sum()
+    return total
+
+
+@pytest.mark.parametrize("n", [90, 20])  # more pictures than entries of h, and fewer
+def test_it_finds_the_optimum(classifier: Classifier, n: int) -> None:
+    """Against scipy on the plain loss; the ridge is written down in the unknowns that it is on."""
+    model = classifier.double().frozen_copy()
+    pictures = pictures_of(model, n)
+    found = fit_last_layer(model, TARGET, pictures)
+    lengths = pictures.features.norm(dim=1, keepdim=True)
+    design = Design.of(pictures.hidden / lengths)
+    columns, width = design.columns.numpy(), pictures.hidden.shape[1]
+    assert (n < width) == (n == 20)
+    ridge = np.full((width + 1, 3), 0.01)
+    ridge[-1, 2] = 0.0
+
+    def whole(unknown: np.ndarray) -> float:
+        u = unknown.reshape(width + 1, 3)
+        return plain_loss(columns @ u, model, pictures) + float((ridge * u**2).sum())
+
+    def slope(unknown: np.ndarray) -> np.ndarray:  # by autograd, of the same plain loss in torch
+        u = torch.tensor(unknown.reshape(width + 1, 3), requires_grad=True)
+        torch_loss(design.columns @ u, model, pictures).backward()
+        assert u.grad is not None
+        return (u.grad.numpy() + 2 * ridge * unknown.reshape(width + 1, 3)).ravel()
+
+    best = minimize(whole, np.zeros(3 * (width + 1)), jac=slope, method="L-BFGS-B", options={"maxiter": 2000})
+    got = (pictures.hidden / lengths @ found.weights / 0.05).numpy()
+    np.testing.assert_allclose(got, columns @ best.x.reshape(width + 1, 3), atol=0.02)
+    assert plain_loss(got, model, pictures) < plain_loss(np.zeros_like(got), model, pictures) - 0.01
+
+
+def torch_loss(change: Tensor, model: Classifier, pictures: Pictures) -> Tensor:
+    f, y = pictures.features.double(), pictures.labels
+    old = (f @ model.class_matrix().detach().double().T / f.norm(dim=1, keepdim=True) / 0.05).detach()
+    new = old + change
+    weight = torch.tensor([0.375, 0.375, 0.25])[y].double() / torch.bincount(y, minlength=3)[y]
+    lifted = old[:, :2] + 2.0 * nn.functional.one_hot(y, 3)[:, :2] * (y != 2)[:, None]
+    before, after = lifted.log_softmax(dim=1), new[:, :2].log_softmax(dim=1)
+    kept = (before.exp() * (before - after)).sum(dim=1)
+    return (weight * (nn.functional.cross_entropy(new, y, reduction="none") + 30.0 * kept)).sum()
+
+
+@pytest.mark.parametrize("lam", [0.25, 1.0])
+def test_every_logit_moves_by_what_was_fitted_for_it(classifier: Classifier, lam: float) -> None:
+    """For pictures that the fit never saw: E1 · E2_k changes by lambda h · p_k, and lambda interpolates weights."""
+    model = classifier.double().frozen_copy()
+    fit = fit_last_layer(model, TARGET, pictures_of(model))
+    changed = fit.applied(model, lam)
+    pictures = torch.randn(50, 3, 32, 32, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    with torch.no_grad():
+        before = model.towers.image_features(pictures) @ model.class_matrix().T
+        after = changed.towers.image_features(pictures) @ changed.class_matrix().T
+        added = lam * model.towers.image_hidden(pictures) @ fit.weights
+    assert (added.abs().amax(dim=0) > 1e-4).all()  # every class moved
+    torch.testing.assert_close(after, before + added, rtol=0, atol=1e-9)
+    between = interpolate(model, fit.applied(model), lam)
+    torch.testing.assert_close(between.logits(pictures), changed.logits(pictures), rtol=0, atol=1e-9)
+
+
+def test_classes_that_look_the_same_stay_as_they_are(classifier: Classifier) -> None:
+    names = (*CLASSES, "again")
+    model = classifier.with_classes(names, (*PROMPTS, PROMPTS[0])).double().frozen_copy()
+    fit = fit_last_layer(model, TARGET, pictures_of(model))
+    assert not fit.weights[:, [0, 3]].any()
+    assert fit.weights[:, [1, 2]].any(dim=0).all()
+    assert can_fit(model, TARGET, in_tower=True)
+    assert not can_fit(model, "again", in_tower=True)
+    assert not can_fit(model, TARGET, in_tower=False)
+
+
+def test_rows_of_a_linear_head_move(classifier: Classifier) -> None:
+    classifier.use_linear()
+    model = classifier.double().frozen_copy()
+    hidden, features, labels = seen(model)
+    del hidden
+    pictures = Pictures(features, features, labels, tuple(map(str, range(len(labels)))))
+    changed = fit_last_layer(model, TARGET, pictures).applied(model, 0.5)
+    assert changed.towers is model.towers
+    assert changed.linear is not None
+    assert model.linear is not None
+    assert (changed.linear - model.linear).abs().amax(dim=1).gt(0).all()
+    right = [(item.logits_of(item.finished(features), item.class_matrix()).argmax(1) == labels).sum() for item in
+             (model, changed)]  # fmt: skip
+    assert right[1] > right[0]
+
+
+def models(classifier: Classifier, data: RoundData, folds: Folds | None) -> LastLayerModels:
+    config = CandidatesConfig(interpolation=(0.0, 0.5, 1.0), target_bias=(0.0, 1.0))
+    views = ViewSettings(augment_pairs=True, protected="clean", crop_scale=(0.7, 1.0), flip=False)
+    return LastLayerModels(
+        config, classifier.frozen_copy(), data, views, Runtime(torch.device("cpu")), in_tower=True, folds=folds
+    )
+
+
+def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bright_round(10)
+    folds = Folds(3, {name: place % 3 for place, name in enumerate(data.dev.ids)})
+    fitted: list[set[str]] = []
+
+    def noted(model: Classifier, name: str, pictures: Pictures, start: object = None) -> object:
+        fitted.append(set(pictures.ids))
+        return fit_last_layer(model, name, pictures)
+
+    monkeypatch.setattr("holdfast.candidates.last_layer.fit_last_layer", noted)
+    made = models(classifier, data, folds)
+    tables = made.predictions(0.5, data.dev, 16)
+    assert len(fitted) == 4
+    assert fitted[0] == set(data.dev.ids)  # what ships is fitted on all of them
+    for fold, ids in enumerate(fitted[1:]):
+        assert ids == {name for name, place in folds.of.items() if place != fold}
+    assert [table["example_id"].to_pylist() for table in tables] == [list(data.dev.ids)] * 2
+    made.predictions(1.0, data.dev, 16)
+    assert len(fitted) == 4  # one fit for every lambda
+    fold, rows = 1, [place for place in range(len(data.dev)) if place % 3 == 1]
+    alone = fit_last_layer(made.old, TARGET, seen_without(made, fold, folds)).applied(made.old, 0.5)
+    pixels = made.old.preprocess.normalise(data.dev.images())[rows]
+    names = [CLASSES[place] for place in alone.logits(pixels).argmax(dim=1)]
+    assert tables[0].take(pa.array(rows))["prediction"].to_pylist() == names
+
+
+def seen_without(made: LastLayerModels, fold: int, folds: Folds) -> Pictures:
+    from holdfast.candidates.refit import see_pictures
+
+    pictures = see_pictures(made.old, made.data, in_tower=True, crop_scale=(0.7, 1.0), flip=False, dev=True)
+    return pictures.where(torch.from_numpy(folds.of_ids(pictures.ids)) != fold)
+
+
+def test_it_learns_is_stored_and_developed_further(classifier: Classifier, tmp_path: Path) -> None:
+    data = bright_round()
+    made = models(classifier, data, None)
+    changed = made.model(1.0, 0.0)
+    pictures = changed.preprocess.normalise(data.dev.images())
+    labels = torch.from_numpy(data.dev.labels)
+    before, after = ((item.logits(pictures).argmax(dim=1) == labels).double().mean() for item in (made.old, changed))
+    assert after > before
+    assert after > 0.95
+    save_model(changed, tmp_path / "fitted")
+    assert torch.equal(load_model(tmp_path / "fitted").logits(pictures), changed.logits(pictures))
+    lower = made.model(1.0, 1.0).logits(pictures)
+    torch.testing.assert_close(lower[:, :2], changed.logits(pictures)[:, :2], rtol=0, atol=1e-4)
+    assert (lower[:, 2] < changed.logits(pictures)[:, 2]).all()
+
+
+def test_a_fit_that_begins_near_ends_at_the_same_place(
+    classifier: Classifier, disturb: Callable[[nn.Module, float], None]
+) -> None:
+    disturb(classifier, 0.02)
+    model = classifier.double().frozen_copy()
+    pictures = pictures_of(model)
+    whole = fit_last_layer(model, TARGET, pictures)
+    part = pictures.where(torch.arange(60) % 5 > 0)
+    cold, warm = fit_last_layer(model, TARGET, part), fit_last_layer(model, TARGET, part, whole)
+    entries = pictures.hidden / pictures.features.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(entries @ warm.weights / 0.05, entries @ cold.weights / 0.05, rtol=0, atol=0.02)
