@@ -37,8 +37,8 @@ def candidates_section(content: RunContent) -> Markup:
     kinds = ["number", "text", *["number"] * 4, "text", "number", "number", "text"]
     fitted = (
         "In every candidate the target's logit is refitted, and nothing else: at λ = 0 the logits of the other "
-        "classes are those of the old model. In candidates called last-layer the logits of all classes are fitted, near "
-        "the old model; they need no training either. In small rounds fits see dev images too, and each image is "
+        "classes are those of the old model. In candidates called last-layer the logits of all classes are fitted, "
+        "near the old model; they need no training either. In small rounds fits see dev images too, and each image is "
         "counted by a fit without it; without training so are training images that the old model has not seen. "
         if any(candidate.lam == 0 for candidate in content.candidates)
         else ""
