@@ -319,13 +319,15 @@ def test_predictions_outside_the_block_are_not_kept(model: Classifier, store: Fe
 
 def round_config(root: Path, name: str, freeze: str) -> RoundConfig:
     values = {**ROUND, "method": {"name": name}, "model": {**ROUND["model"], "freeze": freeze}}
-    if freeze == "towers":
+    if freeze != "nothing":
         values["train"] = {**ROUND["train"], "augment": False}
     values["certify"] = {**values["certify"], "ledger": str(root / "ledger")}
     return parse(RoundConfig, values, "ROUND")
 
 
-@pytest.mark.parametrize(("method", "freeze"), [("refit", "nothing"), ("holdfast", "towers")])
+@pytest.mark.parametrize(
+    ("method", "freeze"), [("refit", "nothing"), ("holdfast", "towers"), ("holdfast", "backbones")]
+)
 def test_a_round_ends_in_the_same_bits_with_and_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, freeze: str
 ) -> None:
