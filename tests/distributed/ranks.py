@@ -43,6 +43,7 @@ METHODS: dict[str, Any] = {
         form="published", beta=50.0, research=ResearchConfig(views="paired", tightening=1.0)
     ),
     "holdfast fast": HoldfastConfig(form="published", beta=50.0),
+    "holdfast backbones": HoldfastConfig(),
     "rm": RmConfig(),
     "finetune": FinetuneConfig(),
     "flyp": FlypConfig(),
@@ -63,6 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "checkpoint_activations": True,
         "clip_norm": 0.5,
     },
+    "holdfast backbones": {"optimizer": "plain", "learning_rate": 1e-2, "augment": False},
 }
 
 
@@ -79,6 +81,8 @@ def method_of(name: str, data: RoundData) -> Method:
     built = build_method(new, METHODS[name], STEPS)
     for part, parameter in new.towers.named_parameters():
         parameter.requires_grad_("token_embedding" not in part and "logit_scale" not in part)
+    if name == "holdfast backbones":
+        new.towers.freeze_backbones()
     if SETTINGS.get(name, {}).get("checkpoint_activations"):
         new.towers.checkpoint_activations()
     if built.linear:
@@ -105,7 +109,7 @@ def plan_of(name: str, **changes: Any) -> TrainSpec:
         "precision": "float64",
     }
     config = TrainConfig(**(settings | SETTINGS.get(name, {}) | changes))
-    views = ViewSettings(True, METHODS[name].protected_views(), (0.7, 1.0), True)
+    views = ViewSettings(config.augment, METHODS[name].protected_views(), (0.7, 1.0), True)
     return TrainSpec(config, views, 0, "sha256:test", evaluate_every=1, resume="holdfast develop --resume RUN")
 
 

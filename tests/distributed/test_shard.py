@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from torch.distributed.tensor import DTensor
 from holdfast.artifacts import RunFolder, read_jsonl
 from holdfast.data.loader import BatchMaker, RoundSampler
 from holdfast.errors import UserError
+from holdfast.methods import build_method
+from holdfast.methods.flyp import FlypConfig
+from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
 from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
-from holdfast.train.loop import batch_sizes
+from holdfast.train.loop import batch_sizes, train
 from holdfast.train.optim import build_optimizer
 from holdfast.train.parallel import place
 from holdfast.train.sharded import Sharded, blocks
@@ -168,6 +172,27 @@ def test_gradients_of_terms_are_those_of_the_graph(group: Runtime) -> None:
     assert min(float(item.norm()) for item in whole) > 0
     for expected, found in zip(whole, sharded, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_last_layer_that_is_a_unit_of_its_own_is_there_when_it_is_read(group: Runtime) -> None:
+    """It is read without being called, where what it sees was computed once."""
+    data, plan = round_data(), plan_of("holdfast backbones", shard="full", steps=2)
+    old = Classifier(load_towers("parts-64", "random", seed=1), data.tasks.classes, data.tasks.prompts, 0.05)
+
+    def trained(shard: str) -> dict[str, Tensor]:
+        new = old.frozen_copy()
+        for parameter in new.towers.left_to_train("backbones"):
+            parameter.requires_grad_(True)
+        method = build_method(new.double(), FlypConfig(), 2)
+        method.prepare(old.frozen_copy().double(), data)
+        config = plan.config.model_copy(update={"shard": shard})
+        train(method.double(), data, replace(plan, config=config), group)
+        return method.state_dict()
+
+    sharded, whole = trained("full"), trained("none")
+    assert not torch.equal(whole["model.towers.adapter.3.weight"], old.towers.adapter[3].weight.double())  # type: ignore[index]
+    for name, value in whole.items():
+        torch.testing.assert_close(sharded[name], value, rtol=1e-12, atol=1e-12, msg=name)
 
 
 def test_a_trained_number_cannot_be_shared_out(group: Runtime) -> None:

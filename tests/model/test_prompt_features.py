@@ -100,6 +100,17 @@ def test_other_weights_are_noticed(model: Classifier, change: object) -> None:
     assert torch.equal(after, fresh(model))
 
 
+def test_a_change_of_w_needs_no_new_pass(model: Classifier, passes: list[int]) -> None:
+    """W comes after what is kept: the features are the new W's."""
+    before = matrix(model)
+    with torch.no_grad():
+        model.towers.projection.mul_(torch.linspace(0.5, 2.0, model.towers.embed_dim))
+    after = matrix(model)
+    assert passes == [4]
+    assert not torch.equal(after, before)
+    assert torch.equal(after, fresh(model))
+
+
 def test_memory_that_is_used_again_is_no_hit(model: Classifier) -> None:
     """A weight that is exchanged many times, each time freed: none of them may be taken for an earlier one."""
     weight = model.towers.model.token_embedding.weight

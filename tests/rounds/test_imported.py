@@ -127,8 +127,9 @@ def test_the_objective_is_the_targets_cross_entropy(root: Path) -> None:
     assert entry["objective"] == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_freezing_the_towers_trains_the_head_alone(root: Path) -> None:
-    develop(config(root, freeze="towers"), root / "run", root, quiet=True)
+@pytest.mark.parametrize("freeze", ["towers", "backbones"])
+def test_freezing_the_towers_trains_the_head_alone(root: Path, freeze: str) -> None:
+    develop(config(root, freeze=freeze), root / "run", root, quiet=True)
     old, new = load_model(root / "model"), load_model(root / "run" / "candidates" / "step-00000004")
     for name, value in old.towers.state_dict().items():
         assert torch.equal(value, new.towers.state_dict()[name])

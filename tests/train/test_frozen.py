@@ -3,93 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from holdfast.config import TrainConfig
-from holdfast.data.loader import BatchSizes, RoundSampler, ViewSettings
-from holdfast.data.round import Batch, Images, RoundData, Texts
+from holdfast.data.loader import BatchSizes, RoundSampler
+from holdfast.data.round import Batch, Images, Texts
 from holdfast.errors import UserError
-from holdfast.methods import build_method
 from holdfast.methods.base import Method, StepOutput
 from holdfast.methods.cross_entropy import CrossEntropyConfig
-from holdfast.methods.der import DerConfig
 from holdfast.methods.finetune import FinetuneConfig
-from holdfast.methods.holdfast import HoldfastConfig
-from holdfast.methods.registry import BUILT_IN, find
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
-from holdfast.runtime import Runtime
 from holdfast.train.bench import step_flop
 from holdfast.train.feature_cache import build_feature_cache, can_cache
-from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
+from tests.train.small import CLEAN, METHODS, Make, built, losses_and_state, prepared
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-CLEAN = ViewSettings(False, "clean", (0.7, 1.0), False)
 FREEZES = ("image", "text", "towers")
-Make = Callable[[Classifier], Method]
-
-
-def lwf(model: Classifier) -> Method:
-    """The method that docs/how-to/researchers.md shows, as a user's round finds it."""
-    registered = find("my_method.py", EXAMPLES)
-    return registered.method(model, registered.settings(), 4)
-
-
-def built(config: Any) -> Make:
-    return lambda model: build_method(model, config, 4)
-
-
-METHODS: dict[str, Make] = {
-    **{name: built(find(name).settings()) for name in BUILT_IN if find(name).settings().trains()},
-    "published": built(HoldfastConfig(form="published", beta=50.0)),
-    "der++": built(DerConfig(beta=1.0)),
-    "lwf of the docs": lwf,
-}
-
-
-@lru_cache(maxsize=1)
-def start() -> Classifier:
-    tasks = made_up_round().tasks
-    return Classifier(load_towers("tiny", None, seed=1), tasks.classes, tasks.prompts, 0.05).double()
-
-
-def prepared(make: Make, data: RoundData, freeze: str, head_rank: int = 4) -> Method:
-    """A method over a copy of the old model, trained as [model] freeze says; everything in float64."""
-    old = start()
-    new = old.copy()
-    method = make(new)
-    new.requires_grad_(False)
-    if freeze not in ("image", "towers"):
-        for parameter in new.towers.image_parameters():
-            parameter.requires_grad_(True)
-    if freeze not in ("text", "towers") and not method.linear:
-        for parameter in new.towers.text_parameters():
-            parameter.requires_grad_(True)
-    if method.linear:
-        new.use_linear()
-    elif method.uses_heads and head_rank:
-        new.begin_round(head_rank, 0)
-    method.double().prepare(old.frozen_copy(), data)
-    return method.double()
-
-
-def losses_and_state(method: Method, data: RoundData, *, augment: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Every term of every step, and where the run ends."""
-    terms: list[Tensor] = []
-    method.register_forward_hook(lambda _, __, output: terms.extend(part.detach() for part in output.parts.values()))
-    settings: dict[str, Any] = {"steps": 4, "batch": 8, "images_per_task": 3, "device": "cpu", "augment": augment}
-    config = TrainConfig(**settings, optimizer="plain", learning_rate=0.02, precision="float64")
-    views = ViewSettings(augment, "clean", (0.7, 1.0), False)
-    train(method, data, TrainSpec(config, views, 0, "sha256:test", evaluate_every=4), Runtime(torch.device("cpu")))
-    return terms, method.state_dict()
 
 
 @pytest.mark.parametrize("freeze", FREEZES)

@@ -27,6 +27,7 @@ from holdfast.config.renamed import upgraded
 from holdfast.errors import UserError
 
 DEFAULT_METHOD = "holdfast"
+Freeze = Literal["nothing", "image", "text", "backbones", "towers"]
 
 
 class ModelConfig(Config):
@@ -47,8 +48,9 @@ class ModelConfig(Config):
     """Rank r of the task-dependent heads, at most the width of either tower's features; 0 for none."""
     class_temperature: PositiveFloat | None = None
     """tau_0, of the softmax over class prompts. Default: that of the model folder, or 0.05."""
-    freeze: Literal["nothing", "image", "text", "towers"] = "nothing"
-    """What is not trained. `towers` leaves the heads only."""
+    freeze: Freeze = "nothing"
+    """What is not trained. `backbones` leaves the last linear layer of each tower (W for texts) and the heads: with
+    train.augment = false what lies below is computed once. `towers` leaves the heads only."""
 
     @model_validator(mode="after")
     def _one_start(self) -> Self:

@@ -178,10 +178,10 @@ class TextRows:
 
 @dataclass(frozen=True)
 class Kept:
-    """Features of a frozen tower, computed once: of a whole set, or of a batch's rows.
+    """Features of a frozen tower, or of all of it but its last layer, computed once: of a set, or of a batch's rows.
 
-    ``tower`` names the tower that made them (:mod:`holdfast.train.feature_cache`). A model that carries the name has
-    that tower, and hands out these features in place of computing them again.
+    ``tower`` names what made them (:mod:`holdfast.train.feature_cache`). A model that carries the name has the same
+    frozen part, and goes on from these features in place of computing them again.
     """
 
     features: Tensor  # [n, width]
@@ -198,7 +198,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class KeptImages:
-    """E1 of the evaluation views of a round's pictures, [n, D] each."""
+    """E1 of the evaluation views of a round's pictures, or what the last layer sees of them: [n, width] each."""
 
     target: Kept
     negatives: Kept
@@ -218,8 +218,8 @@ class KeptTexts:
 class Images:
     """Pictures of a batch, for a model to encode: ``model.image_features(batch.target_images)``.
 
-    They are normalised pixels or, where the image tower is frozen and every step sees the evaluation view, features
-    that were computed once. A method that asks a model for features need not know which.
+    They are normalised pixels or, where the image tower (or all of it but its last layer) is frozen and every step sees
+    the evaluation view, features that were computed once. A method that asks a model for features need not know which.
     """
 
     read: Tensor | None  # [n, 3, S, S] float and normalised, on the training device

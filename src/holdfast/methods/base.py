@@ -107,7 +107,7 @@ class Method(nn.Module):
                 f"the method {type(self).__name__} has nothing to train: all its weights are frozen",
                 expected="a tower, heads or a linear head that is trained (a method makes weights of its own in "
                 "__init__)",
-                do=f'set [model] freeze to "nothing", "image" or "text"{heads}',
+                do=f'set [model] freeze to "nothing", "backbones", "image" or "text"{heads}',
             )
 
     def forward(self, batch: Batch) -> StepOutput:

@@ -35,6 +35,6 @@ class CrossEntropy(Method):
         """One loss over the images of target and protected classes."""
         labels = torch.cat([torch.full_like(batch.target_index, len(self.model.classes) - 1), batch.protected_task])
         features = self.model.image_features_together(batch.target_images, batch.protected_images)
-        logits = class_logits(torch.cat(features), self.model.class_matrix(), self.model.class_temperature)
+        logits = class_logits(torch.cat(features), self.model.class_matrix(batch.prompts), self.model.class_temperature)
         loss = balanced_cross_entropy(logits, labels)
         return StepOutput({"target": loss}, {"objective": sum_over_ranks(loss) / world_size()})

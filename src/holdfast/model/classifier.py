@@ -95,9 +95,8 @@ class Classifier(nn.Module):
     def image_features(self, images: Tensor | Images) -> Tensor:
         """E1: pictures of a batch, or normalised pixels [n, 3, S, S] -> [n, D]; L2-normalised, if towers say so."""
         if isinstance(images, Images):
-            kept = _kept([images.kept], self.towers.kept_images)
-            if kept is not None:
-                return kept[0]
+            if images.kept is not None:
+                return self.image_features_together(images)[0]
             images = images.pixels
         return self.finished(self.towers.image_features(images))
 
@@ -107,10 +106,15 @@ class Classifier(nn.Module):
 
     def image_features_together(self, *images: Images) -> tuple[Tensor, ...]:
         """The same for several kinds of a batch's pictures, in one pass of the tower: [n, D] each."""
-        kept = _kept([image.kept for image in images], self.towers.kept_images)
+        held = [image.kept for image in images]
+        kept = _kept(held, self.towers.kept_images)
         if kept is not None:
             return kept
-        features = self.image_features(torch.cat([image.pixels for image in images]))
+        hidden = _kept(held, self.towers.kept_hidden)
+        if hidden is not None:  # the last layer is each model's own
+            features = self.finished(self.towers.project(torch.cat(hidden)))
+        else:
+            features = self.image_features(torch.cat([image.pixels for image in images]))
         return features.split([len(image) for image in images])
 
     def text_features(self, texts: Tensor | Texts, head: int | None = None) -> Tensor:
@@ -118,9 +122,14 @@ class Classifier(nn.Module):
         kept = _kept([_held(texts)], self.towers.kept_texts)
         return self._text_features(self.towers.text_backbone(_tokens(texts)) if kept is None else kept[0], head)
 
-    def class_features(self) -> Tensor:
-        """[K, D]: mean over a class's prompts of their features under its own head, normalised again."""
-        return self._class_features(prompt_backbone(self.towers, self.prompt_tokens))
+    def class_features(self, prompts: Kept | None = None) -> Tensor:
+        """[K, D]: mean over a class's prompts of their features under its own head, normalised again.
+
+        ``prompts`` are a batch's features of the class prompts, where they are kept.
+        """
+        kept = _kept([prompts], self.towers.kept_texts)
+        backbone = prompt_backbone(self.towers, self.prompt_tokens) if kept is None else kept[0]
+        return self._class_features(backbone)
 
     def text_features_together(
         self,
@@ -184,9 +193,9 @@ class Classifier(nn.Module):
         bias = self.towers.projection_bias
         return projected if bias is None else projected + bias
 
-    def class_matrix(self) -> Tensor:
+    def class_matrix(self, prompts: Kept | None = None) -> Tensor:
         """What images are compared with, [K, D]: the linear head where there is one, else the prompts' features."""
-        return self.linear if self.linear is not None else self.class_features()
+        return self.linear if self.linear is not None else self.class_features(prompts)
 
     def logits(self, images: Tensor | Images, class_matrix: Tensor | None = None) -> Tensor:
         """s_c(x) / tau_0: pictures as for :meth:`image_features` -> [n, K].

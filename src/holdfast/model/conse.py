@@ -157,12 +157,6 @@ class ConseTowers(SentenceTowers):
     def text_parameters(self) -> Iterable[nn.Parameter]:
         return [*super().text_parameters(), self.bias]
 
-    def freeze_backbones(self) -> ConseTowers:
-        """Train A, W and the mean alone: what was pretrained stays as it came."""
-        for part in (self.image, self.classes, self.sentence):
-            part.requires_grad_(False)
-        return self
-
 
 def imagenet_classes() -> list[str]:
     """Names of ImageNet's 1000 classes in the order of its classifiers, as torchvision has them."""

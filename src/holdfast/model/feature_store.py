@@ -272,11 +272,8 @@ class _Digest(Protocol):
 def _add_tower(digest: _Digest, towers: TwoTowers, preprocess: Preprocess, *, last_layer: bool) -> None:
     """Architecture, preprocessing and weights of an image tower; buffers are statistics of its norms."""
     digest.update(canonical_json([towers.spec(), preprocess.to_json()]).encode())
-    last = () if last_layer else (towers.image_projection, towers.image_projection_bias)
-    left_out = {tensor.data_ptr() for tensor in last if tensor is not None}  # views of parameters, or parameters
-    for tensor in (*towers.image_parameters(), *towers.buffers()):
-        if tensor.data_ptr() in left_out:
-            continue
+    weights = towers.image_parameters() if last_layer else towers.image_backbone_parameters()
+    for tensor in (*weights, *towers.buffers()):
         digest.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(_bytes(tensor))
 

@@ -141,6 +141,13 @@ class OpenClipTowers(ProjectedTowers):
             return fast.image_features(self.model.visual, images, mode)
         return self.model.encode_image(images, normalize=False)
 
+    @override
+    def project(self, hidden: Tensor) -> Tensor:
+        if active_mode() is None or not self._fast_image:
+            return super().project(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):  # as the fast path does it
+            return super().project(hidden)
+
     @property
     @override
     def image_projection(self) -> Tensor | None:
@@ -154,6 +161,9 @@ class OpenClipTowers(ProjectedTowers):
         # tower itself stays as it is: others may be using it.
         visual = copy.copy(self.model.visual)
         visual.__dict__["_parameters"] = {**visual.__dict__["_parameters"], "proj": None}
+        mode, fast = active_mode(), fast_kernels()
+        if mode is not None and fast is not None and self._fast_image:
+            return fast.image_features(visual, images, mode)
         return visual(images)
 
     @override

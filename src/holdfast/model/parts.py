@@ -103,9 +103,3 @@ class PartTowers(SentenceTowers):
     @override
     def image_parameters(self) -> Iterable[nn.Parameter]:
         return [*self.image.parameters(), *self.adapter.parameters()]
-
-    def freeze_backbones(self) -> PartTowers:
-        """Train the adapter and W alone: what was pretrained stays as it came."""
-        self.image.requires_grad_(False)
-        self.sentence.requires_grad_(False)
-        return self

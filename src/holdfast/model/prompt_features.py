@@ -50,7 +50,7 @@ def prompt_backbone(towers: TwoTowers, tokens: Tensor) -> Tensor:
     """:meth:`TwoTowers.text_backbone` of prompts, which are asked for again and again."""
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or tokens.device.type != "cpu":
         return towers.text_backbone(tokens)
-    weights: list[Tensor] = [*towers.text_parameters(), *towers.buffers()]
+    weights: list[Tensor] = [*towers.text_backbone_parameters(), *towers.buffers()]  # W comes after
     if any(tensor.is_inference() for tensor in weights):  # these count no versions
         return towers.text_backbone(tokens)
     kept = _kept.get(towers)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from holdfast.config.round import Freeze
 from holdfast.data.images import interpolation_filter
 from holdfast.data.round import LabelledSet, PairSet, TextRows, View
 from holdfast.data.transforms import normalize_views
@@ -100,6 +101,7 @@ class TwoTowers(nn.Module, ABC):
     # Names under which features of a tower that is frozen are kept (holdfast.train.feature_cache). Copies carry them
     # too.
     kept_images: str | None = None
+    kept_hidden: str | None = None  # of an image tower whose last layer alone is trained: what that layer sees
     kept_texts: str | None = None
 
     @property
@@ -183,6 +185,41 @@ class TwoTowers(nn.Module, ABC):
     def text_parameters(self) -> Iterable[nn.Parameter]:
         """Parameters of the text tower, W included."""
 
+    def image_projection_parameters(self) -> list[nn.Parameter]:
+        """The last layer of the image tower and its bias: the parameters behind :attr:`image_projection`."""
+        last = (self.image_projection, self.image_projection_bias)
+        places = {tensor.data_ptr() for tensor in last if tensor is not None}  # views of parameters, or parameters
+        return [parameter for parameter in self.image_parameters() if parameter.data_ptr() in places]
+
+    def projection_parameters(self) -> list[nn.Parameter]:
+        """W and its bias, as far as they are weights."""
+        return [item for item in (self.projection, self.projection_bias) if isinstance(item, nn.Parameter)]
+
+    def image_backbone_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the image tower below its last layer: all of them, where it does not end in a linear map."""
+        return _without(self.image_parameters(), self.image_projection_parameters())
+
+    def text_backbone_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the text tower below W."""
+        return _without(self.text_parameters(), self.projection_parameters())
+
+    def left_to_train(self, freeze: Freeze, *, linear: bool = False) -> list[nn.Parameter]:
+        """What ``[model] freeze`` leaves to train in the towers; a ``linear`` head takes the text tower's place."""
+        if freeze == "backbones":
+            if self.image_projection is None and not linear:
+                raise UserError(
+                    '[model] freeze = "backbones" leaves nothing to train in this image tower',
+                    expected="an image tower that ends in a linear layer (OpenCLIP's own vision transformers, CLIP of "
+                    "transformers, parts, conse), or a classifier with a linear head",
+                    found=f"{type(self).__name__} with an image tower whose last layer is another, or out of reach",
+                    do='set [model] freeze to "image", "towers" or "nothing"',
+                )
+            image, text = self.image_projection_parameters(), self.projection_parameters()
+        else:
+            image = [] if freeze in ("image", "towers") else list(self.image_parameters())
+            text = [] if freeze in ("text", "towers") else list(self.text_parameters())
+        return image if linear else [*image, *text]
+
     def assets(self) -> dict[str, bytes]:
         """Files that a model folder must hold besides weights and spec, by name (a tokenizer's vocabulary)."""
         return {}
@@ -193,6 +230,12 @@ class TwoTowers(nn.Module, ABC):
             if frozen:
                 for parameter in parameters:
                     parameter.requires_grad_(False)
+        return self
+
+    def freeze_backbones(self) -> Self:
+        """Take everything but the last layer of each tower out of training; a tower that has none rests as a whole."""
+        for parameter in (*self.image_backbone_parameters(), *self.text_backbone_parameters()):
+            parameter.requires_grad_(False)
         return self
 
     def checkpoint_activations(self, enable: bool = True) -> None:
@@ -226,6 +269,7 @@ class ProjectedTowers(TwoTowers):
     def projection_bias(self) -> Tensor | None:
         return self.bias
 
-    def projection_parameters(self) -> list[nn.Parameter]:
-        """W and its bias, as far as they are weights."""
-        return [item for item in (self.weight, self.bias) if isinstance(item, nn.Parameter)]
+
+def _without(parameters: Iterable[nn.Parameter], left_out: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    out = {id(parameter) for parameter in left_out}
+    return [parameter for parameter in parameters if id(parameter) not in out]

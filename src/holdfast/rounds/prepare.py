@@ -194,17 +194,11 @@ def begin_method(ready: PreparedRound, config: RoundConfig, runtime: Runtime) ->
 
 def _choose_trainable(method: Method, config: RoundConfig) -> None:
     """What the method trains: towers, the round's heads or a linear head; what the config freezes stays frozen."""
-    model, freeze = method.model, config.model.freeze
+    model = method.model
     model.requires_grad_(False)
-    towers = model.towers
-    frozen_image, frozen_text = freeze in ("image", "towers"), freeze in ("text", "towers")
-    if not frozen_image:
-        for parameter in towers.image_parameters():
-            parameter.requires_grad_(True)
     linear = method.linear or model.linear is not None
-    if not frozen_text and not linear:  # a linear head takes the text tower's place
-        for parameter in towers.text_parameters():
-            parameter.requires_grad_(True)
+    for parameter in model.towers.left_to_train(config.model.freeze, linear=linear):
+        parameter.requires_grad_(True)
     if linear:
         model.use_linear().requires_grad_(True)
     elif method.uses_heads and config.model.head_rank > 0:

@@ -445,8 +445,11 @@ class Round:
     # -- predictions ------------------------------------------------------------------------------------------------
 
     def keeping(self, *, still: bool = False) -> AbstractContextManager[None]:
-        """Features of image towers that do not move are kept between runs: the old one's, its refit's, frozen ones'."""
-        frozen = self.config.model.freeze in ("image", "towers")
+        """Features of image towers that do not move are kept between runs: the old one's, its refit's, frozen ones'.
+
+        Of a tower whose last layer alone moves the store keeps what that layer sees.
+        """
+        frozen = self.config.model.freeze in ("image", "backbones", "towers")
         return features_kept(self._store if still or frozen else None)
 
     def predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:

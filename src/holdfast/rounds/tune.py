@@ -146,12 +146,8 @@ def _train_config(config: TuneConfig) -> Any:
 
 def _method(config: TuneConfig, model: Classifier, data: RoundData, runtime: Runtime) -> Method:
     model.requires_grad_(False)
-    if config.model.freeze not in ("image", "towers"):
-        for parameter in model.towers.image_parameters():
-            parameter.requires_grad_(True)
-    if config.model.freeze not in ("text", "towers"):
-        for parameter in model.towers.text_parameters():
-            parameter.requires_grad_(True)
+    for parameter in model.towers.left_to_train(config.model.freeze, linear=model.linear is not None):
+        parameter.requires_grad_(True)
     if model.linear is not None:
         model.linear.requires_grad_(True)
     if config.objective == "cross_entropy":

@@ -186,12 +186,9 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
         towers.text_backbone(tokens)
     a_text = counter.get_total_flops()
     cache_images, cache_texts = can_cache(method, data, views)
-    image_passes = (
-        3 if any(image_parameter.requires_grad for image_parameter in towers.image_parameters()) else 1 - cache_images
-    )
-    text_passes = (
-        3 if any(text_parameter.requires_grad for text_parameter in towers.text_parameters()) else 1 - cache_texts
-    )
+    # A last layer alone is too little to count.
+    image_passes = 3 if any(item.requires_grad for item in towers.image_backbone_parameters()) else 1 - cache_images
+    text_passes = 3 if any(item.requires_grad for item in towers.text_backbone_parameters()) else 1 - cache_texts
     if method.linear:  # its head stands in for the text tower
         text_passes = 0
     captions = len(texts) if method.uses_negatives else 0

@@ -1,7 +1,9 @@
 """What frozen towers say, computed once: rounds that train heads only, or one tower, do not ask again every step.
 
 Features stand in a batch where pictures and texts stand (:class:`holdfast.data.round.Images`), under the name of the
-tower that made them. A model whose towers carry that name hands them out when it is asked to encode.
+tower that made them. A model whose towers carry that name hands them out when it is asked to encode. Where the last
+layer of the image tower is trained and nothing else of it, what that layer sees is kept, and each model (the new one,
+the old one) goes on from there with its own. Of texts it is always what W sees.
 """
 
 from __future__ import annotations
@@ -48,17 +50,30 @@ def _linear(method: Method) -> bool:
 
 
 def can_cache(method: Method, data: RoundData, views: ViewSettings) -> tuple[bool, bool]:
-    """Whether no step need ask the image tower, and the text tower: frozen, the same every time, and not too much."""
+    """Whether no step need ask the image tower, and the text tower, below their last layers.
+
+    They are frozen there, see the same every time, and it is not too much.
+    """
     towers = method.model.towers
     size = towers.projection.element_size()
     pictures = len(data.target) + len(data.negatives) + len(data.constraint)
     captions = len(data.target) + len(data.negatives)
     clean = not views.augment_pairs and views.protected == "clean"
-    cache_images = clean and not method.reads_pixels and not _any_trained(towers.image_parameters())
+    cache_images = clean and not method.reads_pixels and not _any_trained(towers.image_backbone_parameters())
     return (
-        cache_images and pictures * towers.embed_dim * size < LIMIT and _old_has_the_same_image_tower(method),
-        not _any_trained(towers.text_parameters()) and captions * towers.text_width * size < LIMIT,
+        cache_images and pictures * _width(towers) * size < LIMIT and _old_has_the_same_image_tower(method),
+        not _any_trained(towers.text_backbone_parameters()) and captions * towers.text_width * size < LIMIT,
     )
+
+
+def _trains_last_layer(towers: TwoTowers) -> bool:
+    return _any_trained(towers.image_projection_parameters())
+
+
+def _width(towers: TwoTowers) -> int:
+    """Of what is kept of a picture."""
+    projection = towers.image_projection
+    return towers.embed_dim if projection is None or not _trains_last_layer(towers) else projection.shape[0]
 
 
 def _any_trained(parameters: Iterable[Tensor]) -> bool:
@@ -76,7 +91,10 @@ def _same_image_tower(tower: TwoTowers, other: TwoTowers) -> bool:
     if tower.spec() != other.spec():
         return False
     # Buffers (statistics of a BatchNorm) are those of both towers; a round changes none of them.
-    return _equal(tower.image_parameters(), other.image_parameters()) and _equal(tower.buffers(), other.buffers())
+    if not _equal(tower.image_backbone_parameters(), other.image_backbone_parameters()):
+        return False
+    last = tower.image_projection_parameters(), other.image_projection_parameters()
+    return _equal(tower.buffers(), other.buffers()) and (_trains_last_layer(tower) or _equal(*last))
 
 
 def _equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
@@ -88,10 +106,12 @@ def _equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
 
 def _images_of(method: Method, data: RoundData) -> KeptImages:
     model, name = method.model, f"image tower {next(_numbers)}"
+    hidden = _trains_last_layer(model.towers)
     for towers in (model.towers, *(old.towers for old in method.prepared_with)):
-        towers.kept_images = name
+        towers.kept_images, towers.kept_hidden = (None, name) if hidden else (name, None)
+    encode = _hidden if hidden else _images
     sets = (data.target, data.negatives, data.constraint)
-    return KeptImages(*(Kept(_images(model, examples), name) for examples in sets))
+    return KeptImages(*(Kept(encode(model, examples), name) for examples in sets))
 
 
 def _texts_of(model: Classifier, data: RoundData) -> KeptTexts:
@@ -108,6 +128,13 @@ def _images(model: Classifier, examples: PairSet | LabelledSet) -> Tensor:
     weight = model.towers.projection
     parts = [model.finished(features) for _, features in encode_set(model.towers, examples, weight, batch=_BATCH)]
     return torch.cat(parts) if parts else weight.new_zeros(0, model.towers.embed_dim)
+
+
+def _hidden(model: Classifier, examples: PairSet | LabelledSet) -> Tensor:
+    """What the last layer sees of the evaluation views of a set: [n, width]."""
+    towers, weight = model.towers, model.towers.projection
+    parts = [hidden for _, hidden in encode_set(towers, examples, weight, what="hidden", batch=_BATCH)]
+    return torch.cat(parts) if parts else weight.new_zeros(0, _width(towers))
 
 
 def _texts(model: Classifier, examples: PairSet) -> Tensor:

@@ -180,9 +180,12 @@ def blocks(towers: nn.Module) -> Iterator[nn.Module]:
 
 def _shard(root: _Root, model: Classifier, runtime: Runtime) -> nn.Module:
     mesh = init_device_mesh(runtime.device.type, (runtime.world,))
+    # A last layer is read without being called (:meth:`TwoTowers.project`): the root gathers it.
+    last = {id(parameter) for parameter in model.towers.image_projection_parameters()}
     with _without_scalars(root):
         for block in blocks(model.towers):
-            fully_shard(block, mesh=mesh)
+            if not any(id(parameter) in last for parameter in block.parameters()):
+                fully_shard(block, mesh=mesh)
         fully_shard(root, mesh=mesh)
     return _Step(root)
 
