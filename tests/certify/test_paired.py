@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import multinomial
 
 from benchmarks.validity import accepted
+from holdfast.certify.exact import score_test
 from holdfast.certify.exact.null_line import Line, at_most, supremum
 from holdfast.certify.exact.region import Region, statistic, statistics
 from holdfast.certify.exact.score_test import (
@@ -20,6 +21,7 @@ from holdfast.certify.exact.score_test import (
     p_value,
     p_value_regressed,
     passes,
+    rejects,
     usable,
 )
 
@@ -243,3 +245,34 @@ def test_usable_levels() -> None:
         0.05,
         0.5,
     ]
+
+
+@pytest.mark.parametrize(
+    ("n", "margin", "level"), [(25, 0.1, 0.05), (60, 0.05, 0.0125), (41, 0.0, 0.05), (80, -0.02, 0.3)]
+)
+def test_what_was_decided_before_changes_no_decision(n: int, margin: float, level: float) -> None:
+    observed = sorted({statistic(b, c, n, margin) for b in range(0, n // 2, 3) for c in range(0, n // 3, 2)})
+    alone = [at_most(Region.above(t, n, margin), margin, level, t) for t in observed]
+    assert {False, True} == set(alone)
+    order = np.random.default_rng(0).permutation(len(observed))
+    for walk in (order, order[::-1], range(len(observed)), range(len(observed))[::-1]):
+        score_test._decided.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        found = {index: rejects(observed[index], n, margin, level) for index in walk}
+        assert [found[index] for index in range(len(observed))] == alone
+
+
+def test_tasks_of_as_many_images_share_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[float] = []
+
+    def counted(region: Region, margin: float, level: float, observed: float) -> bool:
+        tested.append(observed)
+        return at_most(region, margin, level, observed)
+
+    score_test._decided.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(score_test, "at_most", counted)
+    first = lower_bounds(9, 5, 97, [0.01, 0.05])
+    walked = len(tested)
+    assert lower_bounds(9, 5, 97, [0.01, 0.05]) == first
+    assert len(tested) == walked
+    assert lower_bounds(11, 5, 97, [0.01, 0.05]) >= first
+    assert len(tested) - walked < walked

@@ -166,13 +166,28 @@ def smallest_margin(images: int, lost: int, level: float) -> float | None:
     failing, passing = -1, round(1.0 / MARGIN_STEP) - 1
     if lost > images or not passes(0, lost, images, passing * MARGIN_STEP, level):
         return None
+    first = [_of_binomial(images, lost, level) + offset for offset in (-1, 0)]  # it is one of two, mostly
     while passing - failing > 1:
         middle = (passing + failing) // 2
+        if first:
+            middle = min(max(first.pop(), failing + 1), passing - 1)
         if passes(0, lost, images, round(middle * MARGIN_STEP, 6), level):
             passing = middle
         else:
             failing = middle
     return round(passing * MARGIN_STEP, 6)
+
+
+def _of_binomial(images: int, lost: int, level: float) -> int:
+    """The smallest step with P(Bin(n, ε) <= lost) <= level: the p-value at p01 = 0, which its supremum is close to."""
+    log_ways = [math.lgamma(images + 1) - math.lgamma(k + 1) - math.lgamma(images - k + 1) for k in range(lost + 1)]
+    failing, passing = 0, round(1.0 / MARGIN_STEP)
+    while passing - failing > 1:
+        middle = (passing + failing) // 2
+        gone, kept = math.log(middle * MARGIN_STEP), math.log1p(-middle * MARGIN_STEP)
+        chance = sum(math.exp(ways + k * gone + (images - k) * kept) for k, ways in enumerate(log_ways))
+        passing, failing = (middle, failing) if chance <= level else (passing, middle)
+    return passing
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from holdfast._version import __version__
+from holdfast.cli.words import PlainCommand, PlainGroup
 from holdfast.errors import Exit, HoldfastError, RenamedSetting
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def build(commands: Iterable[str]) -> typer.Typer:
     """The command line with these commands."""
     made = typer.Typer(
         name="holdfast",
+        cls=PlainGroup,
         help="Improve a CLIP model on one weak class without losing any class it already serves, and prove it.",
         no_args_is_help=True,
         rich_markup_mode="markdown",
@@ -78,7 +80,7 @@ def build(commands: Iterable[str]) -> typer.Typer:
         if isinstance(found, typer.Typer):
             made.add_typer(found, name=name)
         else:
-            made.command(name)(found)
+            made.command(name, cls=PlainCommand)(found)
     return made
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.config.renamed import REMOVED_OPTIONS
 from holdfast.errors import Exit, UserError
 
 # The chance below which a round is not trained unless `--anyway` is given.
@@ -82,6 +81,7 @@ def develop(
     from holdfast.cli.forecasts import print_opening, print_refit
     from holdfast.cli.process import keep_freed_memory, leave_out_pandas
     from holdfast.config import RoundConfig, parse, read_toml
+    from holdfast.config.renamed import REMOVED_OPTIONS
     from holdfast.config.round import check_sections
     from holdfast.model.weights import check_model
     from holdfast.stages import stage, stages_shown

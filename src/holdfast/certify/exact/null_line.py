@@ -66,6 +66,8 @@ def _nodes(degree: int) -> tuple[FloatArray, FloatArray]:
 @lru_cache(maxsize=8)
 def _samples(degree: int, angles: int) -> FloatArray:
     """Coefficients -> values of the interpolant at ``angles + 1`` equally spaced angles, [angles+1, m+1]."""
+    if degree < DEGREE:  # the first columns of the largest, whose cosines take milliseconds
+        return np.ascontiguousarray(_samples(DEGREE, angles)[:, : degree + 1])
     return np.cos(np.outer(np.arange(angles + 1) * math.pi / angles, np.arange(degree + 1)))
 
 
@@ -141,7 +143,7 @@ def at_most(region: Region, margin: float, level: float, observed: float) -> boo
         found = _Interpolated.on(region, line, open_cells, degree, slack)
         if found.attained() > level:
             return False
-        if found.bound() <= level:
+        if found.bound(enough=level) <= level:
             return True
     return supremum(region, margin) <= level
 
@@ -201,9 +203,14 @@ class _Interpolated:
     def attained(self) -> float:
         return float(self.values.max()) - ROUNDING
 
-    def bound(self) -> float:
-        """An upper bound on f over the cells: a coarse look at all of them, a fine one where the largest may be."""
+    def bound(self, enough: float = 0.0) -> float:
+        """An upper bound on f over the cells: a coarse look at all of them, a fine one where the largest may be.
+
+        The coarse one alone, where it is at most ``enough``.
+        """
         coarse = self._maximum(self.coefficients, COARSE_ANGLES) + self.addition
+        if coarse.max(initial=0.0) <= enough:
+            return float(coarse.max(initial=0.0))
         best = coarse >= float(self.values.max())
         fine = self._maximum(self.coefficients[best], FINE_ANGLES) + self.addition[best]
         return max(float(coarse[~best].max(initial=0.0)), float(fine.max(initial=0.0)))

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.certify.exact.null_line import at_most
-from holdfast.certify.exact.region import SMALLEST, Region, statistics
+from holdfast.certify.exact.region import SMALLEST, statistics
+from holdfast.certify.exact.score_test import rejects
 from holdfast.certify.exact.special import FloatArray, log_factorials, normal_quantile
 
 # Probability of the outcomes that the enumeration leaves out; power comes out too small by that much at most.
 LEFT_OUT = 1e-9
+# How far the T of a level mostly lies from that of the normal distribution.
+NEARBY = 0.15
 # Up to here every n is tried; above it, every thousandth part.
 EVERY = 2000
 MOST_IMAGES = 1_000_000
@@ -83,18 +85,17 @@ class _Outcomes:
         return cls(t[order], np.cumsum(np.exp(log_mass[order])))
 
 
-def _rejects(threshold: float, n: int, margin: float, level: float) -> bool:
-    """Whether an outcome with T = threshold has a p-value of at most the level."""
-    return at_most(Region.above(threshold, n, margin), margin, level, threshold)
-
-
 def exact_power(n: int, margin: float, truth: Truth, level: float) -> float:
     """The chance at the true rates that n images certify the margin, by enumeration; too small by at most 1e-9."""
     outcomes = _Outcomes.at(n, margin, truth)
     passing, failing = -1, len(outcomes.statistic)  # p falls as T rises: bisection over the outcomes
+    # T is about normal: the last outcome that passes mostly lies between these two.
+    around = np.searchsorted(-outcomes.statistic, normal_quantile(level) + np.array([NEARBY, -NEARBY])).tolist()
     while failing - passing > 1:
         middle = (passing + failing) // 2
-        if _rejects(float(outcomes.statistic[middle]), n, margin, level):
+        if around:
+            middle = min(max(around.pop(), passing + 1), failing - 1)
+        if rejects(float(outcomes.statistic[middle]), n, margin, level):
             passing = middle
         else:
             failing = middle
@@ -105,7 +106,7 @@ def reaches(n: int, margin: float, truth: Truth, level: float, power: float) -> 
     """Whether the exact power reaches ``power``: whether the T that is exceeded that often has a p-value <= level."""
     outcomes = _Outcomes.at(n, margin, truth)
     place = int(np.searchsorted(outcomes.reached, power))
-    return place < len(outcomes.statistic) and _rejects(float(outcomes.statistic[place]), n, margin, level)
+    return place < len(outcomes.statistic) and rejects(float(outcomes.statistic[place]), n, margin, level)
 
 
 def formula_images(margin: float, truth: Truth, level: float, power: float) -> int:

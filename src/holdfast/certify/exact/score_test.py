@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from holdfast.certify.exact.null_line import at_most, supremum
 from holdfast.certify.exact.region import Region, statistic
@@ -22,6 +24,7 @@ __all__ = [
     "p_value",
     "p_value_regressed",
     "passes",
+    "rejects",
     "statistic",
     "usable",
 ]
@@ -78,7 +81,38 @@ def passes(gained: int, lost: int, n: int, margin: float, level: float) -> bool:
     observed = statistic(gained, lost, n, margin)
     if observed > 0 and _hoeffding(observed, margin) <= level:
         return True
-    return at_most(Region.above(observed, n, margin), margin, level, observed)
+    return rejects(observed, n, margin, level)
+
+
+@dataclass
+class _Decided:
+    """Of one (n, ε, level): the smallest T that was found to pass, and the largest that was found to fail."""
+
+    passing: float = math.inf
+    failing: float = -math.inf
+
+
+@lru_cache(maxsize=4096)
+def _decided(n: int, margin: float, level: float) -> _Decided:
+    return _Decided()
+
+
+def rejects(observed: float, n: int, margin: float, level: float) -> bool:
+    """Whether sup P(T >= observed) <= level is proven.
+
+    The regions of a falling T contain each other, so that tasks of as many images share what was decided for one.
+    """
+    decided = _decided(n, margin, level)
+    if observed >= decided.passing:
+        return True
+    if observed <= decided.failing:
+        return False
+    found = at_most(Region.above(observed, n, margin), margin, level, observed)
+    if found:
+        decided.passing = observed
+    else:
+        decided.failing = observed
+    return found
 
 
 def _hoeffding(observed: float, margin: float) -> float:

@@ -122,7 +122,7 @@ def _deviance(x: IntArray, mean: FloatArray) -> FloatArray:
     return x * np.log1p(np.maximum(distance / mean, 1e-15 - 1.0)) - distance
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=24)  # one for each power of two
 def _errors(bits: int) -> FloatArray:
     """log k! less (k + 1/2) log k - k + log sqrt(2π), for k below 2^bits.
 
