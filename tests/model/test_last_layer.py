@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from holdfast.candidates.crossfit import Folds
-from holdfast.candidates.last_layer import LastLayerModels, can_fit, class_directions, fit_last_layer
-from holdfast.candidates.refit import Design, Pictures
+from holdfast.candidates.last_layer import LastLayerFits, LastLayerModels, can_fit, class_directions, fit_last_layer
+from holdfast.candidates.refit import Design, Pictures, refit_from_features, target_direction
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import RoundData
@@ -146,12 +147,11 @@ def test_rows_of_a_linear_head_move(classifier: Classifier) -> None:
     assert right[1] > right[0]
 
 
-def models(classifier: Classifier, data: RoundData, folds: Folds | None) -> LastLayerModels:
+def models(classifier: Classifier, data: RoundData, folds: Folds | None, *, refit: bool = False) -> LastLayerModels:
     config = CandidatesConfig(interpolation=(0.0, 0.5, 1.0), target_bias=(0.0, 1.0))
     views = ViewSettings(augment_pairs=True, protected="clean", crop_scale=(0.7, 1.0), flip=False)
-    return LastLayerModels(
-        config, classifier.frozen_copy(), data, views, Runtime(torch.device("cpu")), in_tower=True, folds=folds
-    )
+    fits = LastLayerFits(classifier.frozen_copy(), data, views, in_tower=True, folds=folds)
+    return LastLayerModels(config, fits, Runtime(torch.device("cpu")), refit=refit)
 
 
 def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
@@ -176,8 +176,9 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
     made.predictions(1.0, data.dev, 16)
     assert len(fitted) == 4  # one fit for every lambda
     fold, rows = 1, [place for place in range(len(data.dev)) if place % 3 == 1]
-    alone = fit_last_layer(made.old, TARGET, seen_without(made, fold, folds)).applied(made.old, 0.5)
-    pixels = made.old.preprocess.normalise(data.dev.images())[rows]
+    old = made.fits.old
+    alone = fit_last_layer(old, TARGET, seen_without(made, fold, folds)).applied(old, 0.5)
+    pixels = old.preprocess.normalise(data.dev.images())[rows]
     names = [CLASSES[place] for place in alone.logits(pixels).argmax(dim=1)]
     assert tables[0].take(pa.array(rows))["prediction"].to_pylist() == names
 
@@ -185,7 +186,7 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
 def seen_without(made: LastLayerModels, fold: int, folds: Folds) -> Pictures:
     from holdfast.candidates.refit import see_pictures
 
-    pictures = see_pictures(made.old, made.data, in_tower=True, crop_scale=(0.7, 1.0), flip=False, dev=True)
+    pictures = see_pictures(made.fits.old, made.fits.data, in_tower=True, crop_scale=(0.7, 1.0), flip=False, dev=True)
     return pictures.where(torch.from_numpy(folds.of_ids(pictures.ids)) != fold)
 
 
@@ -195,7 +196,9 @@ def test_it_learns_is_stored_and_developed_further(classifier: Classifier, tmp_p
     changed = made.model(1.0, 0.0)
     pictures = changed.preprocess.normalise(data.dev.images())
     labels = torch.from_numpy(data.dev.labels)
-    before, after = ((item.logits(pictures).argmax(dim=1) == labels).double().mean() for item in (made.old, changed))
+    before, after = (
+        (item.logits(pictures).argmax(dim=1) == labels).double().mean() for item in (made.fits.old, changed)
+    )
     assert after > before
     assert after > 0.95
     save_model(changed, tmp_path / "fitted")
@@ -203,6 +206,29 @@ def test_it_learns_is_stored_and_developed_further(classifier: Classifier, tmp_p
     lower = made.model(1.0, 1.0).logits(pictures)
     torch.testing.assert_close(lower[:, :2], changed.logits(pictures)[:, :2], rtol=0, atol=1e-4)
     assert (lower[:, 2] < changed.logits(pictures)[:, 2]).all()
+
+
+def test_the_target_is_refitted_on_top(classifier: Classifier) -> None:
+    """As a refit of the fitted model would be, and without the fold that it is counted on."""
+    data = bright_round(10)
+    folds = Folds(2, {name: place % 2 for place, name in enumerate(data.dev.ids)})
+    made = models(classifier, data, folds, refit=True)
+    old = made.fits.old
+    for fold in (0, 1):
+        left = seen_without(made, fold, folds)
+        fit = fit_last_layer(old, TARGET, left)
+        between = fit.applied(old, 0.5)
+        with torch.no_grad():
+            seen_by = replace(left, features=between.towers.project(left.hidden))
+        plain = refit_from_features(between, TARGET, target_direction(between, TARGET), *seen_by.tensors).applied(
+            between
+        )
+        found = made._at(0.5)[1 + fold].applied(old)  # pyright: ignore[reportPrivateUsage]
+        pixels = old.preprocess.normalise(data.dev.images())
+        torch.testing.assert_close(found.logits(pixels), plain.logits(pixels), rtol=0, atol=0.05)
+        assert not torch.allclose(between.logits(pixels), plain.logits(pixels), atol=0.2)
+    tables = made.predictions(0.5, data.dev, 16)
+    assert [table["example_id"].to_pylist() for table in tables] == [list(data.dev.ids)] * 2
 
 
 def test_a_fit_that_begins_near_ends_at_the_same_place(

@@ -73,11 +73,11 @@ def test_candidates_lead_to_the_best_checkpoint_and_to_the_last(
     made = round_.candidates()
     steps = list(dict.fromkeys([best, "step-00000004"]))
     moved = [f"{step}@1{bias}" for step in steps for bias in ("", "-bias1")]
-    fitted = ["last-layer@1", "last-layer@1-bias1"]
+    fitted = [f"{end}@1{bias}" for end in ("last-layer", "last-layer-refit") for bias in ("", "-bias1")]
     assert [candidate.name for candidate in made] == ["refit", "refit-bias1", *moved, *fitted]
     assert made[0].step == best  # a study records it as the job's
     # What a query pays for where all of them may be tested: no fewer than there can be.
-    assert round_.config.candidates.largest_number == 8
+    assert round_.config.candidates.largest_number == 10
     assert len(made) <= round_.config.candidates.largest_number
 
 

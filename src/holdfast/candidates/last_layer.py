@@ -14,14 +14,14 @@ linear head can move them:
 
 The old judgement q_old is moved towards the label where one is known (``boost``), by the same measure for every class.
 All terms are convex in p, so that the minimum is the only one; it is found in seconds. What is fitted is an end of an
-interpolation, as a trained checkpoint is: candidates lie at lambda in (0, 1], and an image is counted by a fit that has
-not seen it.
+interpolation, as a trained checkpoint is: candidates lie at lambda in (0, 1], once as they are and once with the target
+refitted on top, and an image is counted by a fit that has not seen it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,14 @@ from torch.nn import functional
 
 from holdfast.candidates.crossfit import Folds, out_of_fold
 from holdfast.candidates.logit_bias import lowered_by, steady_direction, with_target_bias
-from holdfast.candidates.refit import Design, Pictures, see_pictures
+from holdfast.candidates.refit import (
+    Design,
+    Pictures,
+    TargetRefit,
+    refit_from_features,
+    see_pictures,
+    target_direction,
+)
 from holdfast.candidates.solver import minimise
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
@@ -76,12 +83,12 @@ class LastLayerFit:
         layer.add_((lam * self.weights @ self.directions).to(layer))
         return changed
 
-    def steady_after(self, model: Classifier, pictures: Pictures, lam: float) -> Tensor:
-        """The direction of a target bias by how the changed model sees these pictures."""
-        features = pictures.features.double()
-        if self.directions is not None:
-            features = features + lam * (pictures.hidden.double() @ self.weights.double()) @ self.directions.double()
-        return steady_direction(model.finished(features))
+    def seen_after(self, pictures: Pictures, lam: float) -> Pictures:
+        """What the changed tower says of these pictures."""
+        if self.directions is None:
+            return pictures
+        added = lam * (pictures.hidden.double() @ self.weights.double()) @ self.directions.double()
+        return replace(pictures, features=pictures.features.double() + added)
 
 
 @torch.no_grad()
@@ -163,16 +170,72 @@ def _basis(columns: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _CrossFit:
-    """The fit on all pictures, and for each fold the one that has not seen it; directions of a bias, by lambda."""
+class _Change:
+    """From the old model to one of a lambda: a share of the fit and, on top of it, the target's refit where wanted."""
 
-    whole: LastLayerFit
-    folds: tuple[LastLayerFit, ...]
-    steady: tuple[dict[float, Tensor], ...]  # of each fold
+    fit: LastLayerFit
+    lam: float
+    refit: TargetRefit | None
+    steady: Tensor  # the direction of a target bias
 
-    def to(self, device: torch.device | str) -> _CrossFit:
-        steady = tuple({lam: value.to(device) for lam, value in item.items()} for item in self.steady)
-        return _CrossFit(self.whole.to(device), tuple(fit.to(device) for fit in self.folds), steady)
+    @classmethod
+    def of(cls, old: Classifier, name: str, fit: LastLayerFit, lam: float, taught: Pictures, all_: Pictures,
+           *, refit: bool) -> _Change:  # fmt: skip
+        """A refit is fitted on ``taught``; the bias is by how the model sees all pictures."""
+        model, seen = fit.applied(old, lam), fit.seen_after(all_, lam)
+        if not refit:
+            return cls(fit, lam, None, steady_direction(model.finished(seen.features)))
+        direction = None if fit.directions is None else target_direction(model, name)
+        found = refit_from_features(model, name, direction, *fit.seen_after(taught, lam).tensors)
+        return cls(fit, lam, found, found.steady_after(model, seen))
+
+    def to(self, device: torch.device | str) -> _Change:
+        refit = None if self.refit is None else self.refit.to(device)
+        return _Change(self.fit.to(device), self.lam, refit, self.steady.to(device))
+
+    def applied(self, old: Classifier) -> Classifier:
+        model = self.fit.applied(old, self.lam)
+        return model if self.refit is None else self.refit.applied(model)
+
+
+class LastLayerFits:
+    """The fit on all pictures of a round, and for each fold the one that has not seen it; made once, by who asks."""
+
+    def __init__(
+        self, old: Classifier, data: RoundData, views: ViewSettings, *, in_tower: bool, folds: Folds | None
+    ) -> None:
+        self.old, self.data, self.views, self.in_tower, self.folds = old, data, views, in_tower, folds
+        self._found: tuple[Pictures, list[tuple[LastLayerFit, Pictures]]] | None = None
+
+    def possible(self) -> bool:
+        """Whether there can be any."""
+        return can_fit(self.old, self.data.tasks.target, in_tower=self.in_tower)
+
+    def changes(self, lam: float, *, refit: bool) -> tuple[_Change, ...]:
+        """The change on all pictures, and those of the folds."""
+        pictures, fits = self._fitted()
+        name = self.data.tasks.target
+        return tuple(_Change.of(self.old, name, fit, lam, taught, pictures, refit=refit) for fit, taught in fits)
+
+    def _fitted(self) -> tuple[Pictures, list[tuple[LastLayerFit, Pictures]]]:
+        if self._found is None:
+            pictures = see_pictures(
+                self.old,
+                self.data,
+                in_tower=self.old.linear is None,
+                crop_scale=self.views.crop_scale,
+                flip=self.views.flip,
+                dev=self.folds is not None,
+            )
+            name = self.data.tasks.target
+            whole = fit_last_layer(self.old, name, pictures)
+            fits = [(whole, pictures)]
+            if self.folds is not None:
+                place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
+                parts = [pictures.where(place != fold) for fold in range(self.folds.count)]
+                fits += [(fit_last_layer(self.old, name, part, whole), part) for part in parts]
+            self._found = pictures, fits
+        return self._found
 
 
 class LastLayerModels:
@@ -181,27 +244,20 @@ class LastLayerModels:
     def __init__(
         self,
         config: CandidatesConfig,
-        old: Classifier,
-        data: RoundData,
-        views: ViewSettings,
+        fits: LastLayerFits,
         runtime: Runtime,
         *,
-        in_tower: bool,
-        folds: Folds | None,
+        refit: bool,  # whether the target is refitted on top
         key: Hashable = None,  # all that the models depend on, where jobs of a study share them
     ) -> None:
-        self.config, self.old, self.data, self.views, self.runtime = config, old, data, views, runtime
-        self.in_tower, self.folds, self.key = in_tower, folds, key
-        self._found: _CrossFit | None = None
+        self.config, self.fits, self.runtime, self.refit = config, fits, runtime, refit
+        self.key = None if key is None else (key, refit)
+        self._changes: dict[float, tuple[_Change, ...]] = {}
 
     @property
     def biases(self) -> list[float]:
         """What is taken off the target's logit, in ascending order."""
         return sorted(set(self.config.target_bias))
-
-    def possible(self) -> bool:
-        """Whether there are such models at all."""
-        return can_fit(self.old, self.data.tasks.target, in_tower=self.in_tower)
 
     def predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
         """What the candidates of a lambda say, one table a bias: each example by a fit that has not seen it."""
@@ -211,61 +267,38 @@ class LastLayerModels:
         return once(key, lambda: self._predictions(lam, examples, batch))
 
     def _predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
-        if self.folds is None:
-            model = self._fitted().whole.applied(self.old, lam)
-            return predict_each_on_ranks(model, self._matrices(model), examples, batch, self.runtime)
+        fits = self.fits
+        if fits.folds is None:
+            model = self._at(lam)[0].applied(fits.old)
+            with torch.no_grad():
+                matrices = [item.class_matrix() for item in with_target_bias(model, fits.data, self.biases)]
+            return predict_each_on_ranks(model, matrices, examples, batch, self.runtime)
 
         def without(fold: int, part: LabelledSet) -> list[pa.Table]:
-            found = self._fitted()
-            model = found.folds[fold].applied(self.old, lam)
-            biased = lowered_by(model, self.data.tasks.target, self.biases, found.steady[fold][lam])
+            change = self._at(lam)[1 + fold]
+            model = change.applied(fits.old)
             with torch.no_grad():
+                biased = lowered_by(model, fits.data.tasks.target, self.biases, change.steady)
                 matrices = [item.class_matrix() for item in biased]
             return predict_each_on_ranks(model, matrices, part, batch, self.runtime)
 
-        return out_of_fold(examples, self.folds, without)
+        return out_of_fold(examples, fits.folds, without)
 
     def model(self, lam: float, bias: float) -> Classifier:
         """One candidate."""
-        return with_target_bias(self._fitted().whole.applied(self.old, lam), self.data, [bias])[0]
+        return with_target_bias(self._at(lam)[0].applied(self.fits.old), self.fits.data, [bias])[0]
 
-    def _matrices(self, model: Classifier) -> Sequence[Tensor]:
-        with torch.no_grad():
-            return [item.class_matrix() for item in with_target_bias(model, self.data, self.biases)]
-
-    def _fitted(self) -> _CrossFit:
+    def _at(self, lam: float) -> tuple[_Change, ...]:
         """What the first rank finds, on every rank: the bits of a sum depend on the machine."""
-        if self._found is None:
-            self._found = self._shared() if self.key is None else once(("last layer", self.key), self._shared)
-        return self._found
+        if lam not in self._changes:
+            made = self._made(lam) if self.key is None else once(("last layer", self.key, lam), lambda: self._made(lam))
+            self._changes[lam] = made
+        return self._changes[lam]
 
-    def _shared(self) -> _CrossFit:
+    def _made(self, lam: float) -> tuple[_Change, ...]:
         found: list[Any] = [None]
         if self.runtime.is_main:
-            found[0] = self._fit().to("cpu")
+            found[0] = tuple(change.to("cpu") for change in self.fits.changes(lam, refit=self.refit))
         if self.runtime.world > 1:
             dist.broadcast_object_list(found)
-        return found[0].to(self.runtime.device)
-
-    def _fit(self) -> _CrossFit:
-        pictures = see_pictures(
-            self.old,
-            self.data,
-            in_tower=self.old.linear is None,
-            crop_scale=self.views.crop_scale,
-            flip=self.views.flip,
-            dev=self.folds is not None,
-        )
-        name = self.data.tasks.target
-        whole = fit_last_layer(self.old, name, pictures)
-        if self.folds is None:
-            return _CrossFit(whole, (), ())
-        place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
-        lambdas = [lam for lam in self.config.interpolation if lam > 0]
-        fits: list[LastLayerFit] = []
-        steady: list[dict[float, Tensor]] = []
-        for fold in range(self.folds.count):
-            fit = fit_last_layer(self.old, name, pictures.where(place != fold), whole)
-            fits.append(fit)
-            steady.append({lam: fit.steady_after(self.old, pictures, lam) for lam in lambdas})
-        return _CrossFit(whole, tuple(fits), tuple(steady))
+        return tuple(change.to(self.runtime.device) for change in found[0])

@@ -29,6 +29,8 @@ from holdfast.evaluate.metrics import Comparison, retention_ratio
 
 REFIT = "refit"  # what candidates are called whose target alone is new
 LAST_LAYER = "last-layer"  # what the end is called where all logits were fitted in the last layer
+LAST_LAYER_REFIT = "last-layer-refit"  # the same with the target refitted on top
+UNTRAINED = (LAST_LAYER, LAST_LAYER_REFIT)
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
 
@@ -46,7 +48,7 @@ class Candidate:
     @property
     def is_trained(self) -> bool:
         """Whether it took training: a refit of the target and a fit of the last layer do not."""
-        return self.lam > 0 and self.step != LAST_LAYER
+        return self.lam > 0 and self.step not in UNTRAINED
 
     @property
     def name(self) -> str:

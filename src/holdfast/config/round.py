@@ -201,8 +201,8 @@ class CandidatesConfig(Config):
     frozen."""
     last_layer: bool = True
     """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
-    and interpolate towards that. It takes seconds, no training. Where the last layer is frozen there is no such
-    candidate."""
+    and interpolate towards that, once as it is and once with the target refitted on top. It takes seconds, no
+    training. Where the last layer is frozen there is no such candidate."""
     folds: Annotated[int, Field(ge=0)] = 5
     """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
@@ -227,7 +227,7 @@ class CandidatesConfig(Config):
     def largest_number(self) -> int:
         """How many candidates there are at most: those at lambda 0 are the same for every checkpoint."""
         moved = sum(lam > 0 for lam in self.lambdas)
-        ends = len(set(self.checkpoints)) + self.last_layer
+        ends = len(set(self.checkpoints)) + 2 * self.last_layer
         places = moved * ends + len(self.lambdas) - moved
         return places * len(set(self.target_bias))
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from holdfast.artifacts import write_predictions
 from holdfast.candidates.crossfit import Folds, counted_images, make_folds
 from holdfast.candidates.generate import CandidateModels
-from holdfast.candidates.last_layer import LastLayerModels
-from holdfast.candidates.select import LAST_LAYER, Candidate
+from holdfast.candidates.last_layer import LastLayerFits, LastLayerModels
+from holdfast.candidates.select import LAST_LAYER, LAST_LAYER_REFIT, UNTRAINED, Candidate
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.rounds.prepare import view_settings
@@ -31,7 +31,8 @@ class CandidateMaker:
         self.folds = self._deal()  # images that teach a refit and are counted out of fold; None where none are
         self._models: dict[str, CandidateModels] = {}  # by checkpoint: the last one that was asked for
         self._untrained: CandidateModels | None = None
-        self._last_layer: LastLayerModels | None = None
+        self._last_layer: LastLayerFits | None = None
+        self._fitted: dict[str, LastLayerModels] = {}
         self._without_training: dict[str, list[Candidate]] = {}  # scored once, by what they are called
 
     def refits(self, step: str) -> list[Candidate]:
@@ -45,9 +46,9 @@ class CandidateMaker:
 
     def of_last_layer(self) -> list[Candidate]:
         """Interpolations towards the fit of all logits in the last layer."""
-        if LAST_LAYER not in self._without_training:
-            self._without_training[LAST_LAYER] = self._fit_last_layer()
-        return self._without_training[LAST_LAYER]
+        if "last layer" not in self._without_training:
+            self._without_training["last layer"] = self._fit_last_layer()
+        return self._without_training["last layer"]
 
     def from_checkpoint(self, step: str) -> list[Candidate]:
         """Interpolations of the old weights with a checkpoint, without those at lambda 0."""
@@ -58,8 +59,8 @@ class CandidateMaker:
     def model(self, candidate: Candidate) -> Classifier:
         """The weights of a candidate."""
         with self._round.keeping(still=not candidate.is_trained):
-            if candidate.step == LAST_LAYER:
-                return self._last_layer_models().model(candidate.lam, candidate.bias)
+            if candidate.step in UNTRAINED:
+                return self._of_fits(candidate.step).model(candidate.lam, candidate.bias)
             models = self.towards(candidate.step) if candidate.lam > 0 else self.refitted()
             return models.model(candidate.lam, candidate.bias)
 
@@ -72,16 +73,19 @@ class CandidateMaker:
     def _fit_last_layer(self) -> list[Candidate]:
         config = self._config
         lambdas = [lam for lam in config.candidates.lambdas if lam > 0]
-        if not (lambdas and config.fits_last_layer and self._last_layer_models().possible()):
+        if not (lambdas and config.fits_last_layer and self._fits().possible()):
             return []
         stage("fitting the last layer")
-        models = self._last_layer_models()
-        return [candidate for lam in lambdas for candidate in self._scored(LAST_LAYER, lam, models)]
+        made: list[Candidate] = []
+        for step in UNTRAINED if config.candidates.refit_target else (LAST_LAYER,):
+            for lam in lambdas:
+                made += self._scored(step, lam, self._of_fits(step))
+        return made
 
     def _scored(self, step: str, lam: float, models: CandidateModels | LastLayerModels) -> list[Candidate]:
         """The candidates of one lambda."""
         stage(f"scoring candidates at lambda {lam:g} on dev images")
-        round_, trained = self._round, lam > 0 and step != LAST_LAYER
+        round_, trained = self._round, lam > 0 and step not in UNTRAINED
         with round_.keeping(still=not trained):
             examples, old = self._counted(trained)
             tables = models.predictions(lam, examples, self._config.evaluate.batch)
@@ -131,19 +135,24 @@ class CandidateMaker:
             refit_key=self._key(),
         )
 
-    def _last_layer_models(self) -> LastLayerModels:
+    def _fits(self) -> LastLayerFits:
         if self._last_layer is None:
-            self._last_layer = LastLayerModels(
-                self._config.candidates,
+            self._last_layer = LastLayerFits(
                 self._round.prepared.old,
                 self._data,
                 view_settings(self._config.train, self._config.method),
-                self._round.runtime,
                 in_tower=self._in_tower,
                 folds=self.folds,
-                key=self._key(),
             )
         return self._last_layer
+
+    def _of_fits(self, step: str) -> LastLayerModels:
+        if step not in self._fitted:
+            refit = step == LAST_LAYER_REFIT
+            self._fitted[step] = LastLayerModels(
+                self._config.candidates, self._fits(), self._round.runtime, refit=refit, key=self._key()
+            )
+        return self._fitted[step]
 
     @property
     def _in_tower(self) -> bool:

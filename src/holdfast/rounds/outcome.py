@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.candidates.select import LAST_LAYER, described
+from holdfast.candidates.select import UNTRAINED, described
 from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.sealed_claim import ClaimedSettings
 from holdfast.errors import UndecidedError
@@ -140,7 +140,7 @@ def _training(candidates: Sequence[Mapping[str, Any]], shown: str | None) -> str
 
 
 def _is_trained(candidate: Mapping[str, Any]) -> bool:
-    return candidate["lambda"] > 0 and candidate.get("step") != LAST_LAYER
+    return candidate["lambda"] > 0 and candidate.get("step") not in UNTRAINED
 
 
 def nothing_certified(run: RunFolder) -> UndecidedError:

@@ -434,13 +434,19 @@ class Round:
             except UserError:
                 return None  # dev figures are all there is
             stage("scoring test images")
-            self._test = examples, self.predict_old(examples)
+            with features_kept(self._test_features()):
+                self._test = examples, self.predict_old(examples)
         examples, old = self._test
-        new = old if model is None else self.predict(model, examples)
+        with features_kept(self._test_features()):
+            new = old if model is None else self.predict(model, examples)
         if self.runtime.is_main and write:
             write_predictions(self.folder.predictions("old", "test"), old)
             write_predictions(self.folder.predictions("new", "test"), new)
         return self.compare(old, new)
+
+    def _test_features(self) -> MemoryStore | None:
+        """What backbones that do not move say of test images, for models and jobs of a process; never on disk."""
+        return once("test features", MemoryStore) if is_sharing() and self._still else None
 
     # -- predictions ------------------------------------------------------------------------------------------------
 
@@ -449,8 +455,12 @@ class Round:
 
         Of a tower whose last layer alone moves the store keeps what that layer sees.
         """
-        frozen = self.config.model.freeze in ("image", "backbones", "towers")
-        return features_kept(self._store if still or frozen else None)
+        return features_kept(self._store if still or self._still else None)
+
+    @property
+    def _still(self) -> bool:
+        """Whether no training moves what the image tower's last layer sees."""
+        return self.config.model.freeze in ("image", "backbones", "towers")
 
     def predict(self, model: Classifier, examples: LabelledSet) -> pa.Table:
         """Predictions of all examples; each rank makes its share."""
