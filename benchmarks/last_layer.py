@@ -10,7 +10,8 @@ and two of the target: a model in use with one weak class. Both ways are fitted 
 out of fold:
 
     refit         the target's logit alone (method ``refit``)
-    last layer    also interpolations towards a fit of all logits (method ``last_layer``)
+    last layer    also interpolations towards a fit of all logits, as they are and with the target refitted on top
+                  (method ``last_layer``)
 
 Printed are what the rule of choice and the certificate make of either, and the frontier: the largest gain out of fold
 with no protected class below -1, -2 or -5 points, judged on images kept aside.
@@ -37,10 +38,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.crossfit import BIASES, FOLDS, LEVEL, Bed, shared_out
 from benchmarks.machine import commit, machine
 from holdfast.candidates.chance import SealedTest
-from holdfast.candidates.last_layer import LastLayerFit, fit_last_layer
-from holdfast.candidates.logit_bias import lowered_by
-from holdfast.candidates.refit import TargetRefit, refit_from_features, target_direction
-from holdfast.candidates.select import LAST_LAYER, Candidate, rank_for_testing, with_chances
+from holdfast.candidates.last_layer import fit_last_layer
+from holdfast.candidates.logit_bias import lowered_by, steady_direction
+from holdfast.candidates.refit import Pictures, refit_from_features, target_direction
+from holdfast.candidates.select import (
+    LAST_LAYER,
+    LAST_LAYER_REFIT,
+    REFIT,
+    Candidate,
+    rank_for_testing,
+    with_chances,
+)
 from holdfast.certify.exact.score_test import passes
 from holdfast.compare.frontier import best_within
 from holdfast.config import CandidatesConfig
@@ -50,6 +58,7 @@ from holdfast.model.classifier import Classifier
 RESULTS = Path(__file__).with_name("results") / "last_layer.json"
 WAYS = ("refit", "last layer")
 TOLERANCES = (0.01, 0.02, 0.05)
+Key = tuple[str, float, float]  # which end, lambda, bias
 LAMBDAS = [lam for lam in CandidatesConfig().interpolation if lam > 0]
 
 
@@ -57,30 +66,33 @@ LAMBDAS = [lam for lam in CandidatesConfig().interpolation if lam > 0]
 class Fits:
     """Both fits of the same pictures, and the directions of their biases."""
 
-    refit: TargetRefit
-    refit_steady: Tensor
-    layer: LastLayerFit
-    layer_steady: dict[float, Tensor]
+    models: dict[tuple[str, float], tuple[Classifier, Tensor]]  # by the end and lambda: model, direction of its bias
 
     @classmethod
     def of(cls, bed: Bed, target: str, rows: np.ndarray, seen: np.ndarray) -> Fits:
         """Fitted on rows; biases are by how the changed models see all rows that the round may look at."""
         taught, looked_at = bed.pictures(rows), bed.pictures(seen)
-        refit = refit_from_features(bed.model, target, target_direction(bed.model, target), *taught.tensors)
-        layer = fit_last_layer(bed.model, target, taught)
-        steady = {lam: layer.steady_after(bed.model, looked_at, lam) for lam in LAMBDAS}
-        return cls(refit, refit.steady_after(bed.model, looked_at), layer, steady)
 
-    def predicted(self, bed: Bed, target: str, rows: np.ndarray) -> dict[tuple[float, float], np.ndarray]:
-        """Classes by every candidate, by lambda (0: the refit) and bias."""
-        found: dict[tuple[float, float], np.ndarray] = {}
-        models: list[tuple[float, Classifier, Tensor]] = [(0.0, self.refit.applied(bed.model), self.refit_steady)]
-        models += [(lam, self.layer.applied(bed.model, lam), self.layer_steady[lam]) for lam in LAMBDAS]
+        def refitted(model: Classifier, taught: Pictures, seen: Pictures) -> tuple[Classifier, Tensor]:
+            refit = refit_from_features(model, target, target_direction(model, target), *taught.tensors)
+            return refit.applied(model), refit.steady_after(model, seen)
+
+        models = {(REFIT, 0.0): refitted(bed.model, taught, looked_at)}
+        fit = fit_last_layer(bed.model, target, taught)
+        for lam in LAMBDAS:
+            model, after = fit.applied(bed.model, lam), fit.seen_after(looked_at, lam)
+            models[LAST_LAYER, lam] = model, steady_direction(model.finished(after.features))
+            models[LAST_LAYER_REFIT, lam] = refitted(model, fit.seen_after(taught, lam), after)
+        return cls(models)
+
+    def predicted(self, bed: Bed, target: str, rows: np.ndarray) -> dict[Key, np.ndarray]:
+        """Classes by every candidate."""
+        found: dict[Key, np.ndarray] = {}
         with torch.no_grad():
-            for lam, model, steady in models:
+            for (end, lam), (model, steady) in self.models.items():
                 features = model.finished(model.towers.project(bed.hidden[0, rows]))
                 for bias, lowered in zip(BIASES, lowered_by(model, target, BIASES, steady), strict=True):
-                    found[lam, bias] = model.logits_of(features, lowered.class_matrix()).argmax(dim=1).numpy()
+                    found[end, lam, bias] = model.logits_of(features, lowered.class_matrix()).argmax(dim=1).numpy()
         return found
 
 
@@ -121,7 +133,7 @@ def walk(bed: Bed, target: str, size: int, seed: int) -> dict[str, Any]:
     for place in range(len(bed.classes)):
         own = [int(item) for item in np.flatnonzero(bed.labels[both] == place)]
         fold[draw.sample(own, len(own))] = np.arange(len(own)) % FOLDS
-    counted: dict[tuple[float, float], np.ndarray] = {}
+    counted: dict[Key, np.ndarray] = {}
     for number in range(FOLDS):
         fits = Fits.of(bed, target, both[fold != number], both)
         for key, part in fits.predicted(bed, target, both[fold == number]).items():
@@ -129,7 +141,7 @@ def walk(bed: Bed, target: str, size: int, seed: int) -> dict[str, Any]:
     whole = Fits.of(bed, target, both, both)
     on_sealed, on_rest = (whole.predicted(bed, target, rows) for rows in (sealed, rest))
     made = {
-        key: Candidate(LAST_LAYER if key[0] else "step-00000000", key[0], compared(both, new), key[1])
+        key: Candidate(key[0] if key[1] else "step-00000000", key[1], compared(both, new), key[2])
         for key, new in counted.items()
     }
     test = SealedTest(images, margins, LEVEL, int(counts[row]))
@@ -137,13 +149,13 @@ def walk(bed: Bed, target: str, size: int, seed: int) -> dict[str, Any]:
     known = {name: float(right[bed.labels[rest] == place].mean()) for place, name in enumerate(bed.classes)}
     result: dict[str, Any] = {"target": target, "size": size, "seed": seed, "old": known}
     for way in WAYS:
-        pool = {key: item for key, item in made.items() if key[0] == 0 or way == "last layer"}
+        pool = {key: item for key, item in made.items() if key[0] == REFIT or way == "last layer"}
         line: dict[str, Any] = {"tested": False, "passed": False, "chance": 0.0, "gain": 0.0, "worst": 0.0}
         order = rank_for_testing(
             with_chances(list(pool.values()), test), margins, least_chance=CandidatesConfig().least_chance
         )
         if order:
-            key = order[0].lam, order[0].bias
+            key = order[0].step if order[0].lam else REFIT, order[0].lam, order[0].bias
             tasks, kept = compared(sealed, on_sealed[key]).tasks, compared(rest, on_rest[key])
             passed = all(
                 passes(change.gained, change.lost, change.examples, margins.get(name, 0.0), LEVEL)

@@ -52,6 +52,8 @@ from holdfast.shared import once
 _SHARE = 0.25  # of the cross-entropy that is the target's
 _DISTILL, _BOOST = 30.0, 2.0  # as in training (method.distill_weight, method.label_boost)
 _RIDGE = 0.01
+_VIEWS = 2  # of a picture, where pictures are few
+_STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and from a fit on nearly the same pictures
 _FREE = 0.05  # share of a class feature's length that all others must leave to it: below, its logit stays as it is
 
 
@@ -157,7 +159,7 @@ def _solve(design: Design, logits: Tensor, labels: Tensor, row: int, free: Tenso
         kept = (old.exp() * (old - moved[:, protected].log_softmax(dim=1))).sum(dim=1)
         return (weight * (fitted + _DISTILL * kept)).sum() + (ridge * unknown.square()).sum()
 
-    minimise(unknown, loss)
+    minimise(unknown, loss, steps=_STEPS if start is None else _STEPS_NEAR)
     found = unknown.detach() * taken
     return torch.cat([basis @ found[:-1], found[-1:]])
 
@@ -226,6 +228,7 @@ class LastLayerFits:
                 crop_scale=self.views.crop_scale,
                 flip=self.views.flip,
                 dev=self.folds is not None,
+                most_views=_VIEWS,
             )
             name = self.data.tasks.target
             whole = fit_last_layer(self.old, name, pictures)

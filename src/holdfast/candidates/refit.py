@@ -294,6 +294,7 @@ def see_pictures(
     crop_scale: tuple[float, float],
     flip: bool,
     dev: bool = False,
+    most_views: int = VIEWS,
 ) -> Pictures:
     """The round's training pictures, and dev pictures too where these are to teach."""
     taught: list[tuple[LabelledSet | PairSet, np.ndarray]] = [
@@ -307,7 +308,7 @@ def see_pictures(
         rows = np.linspace(0, len(item) - 1, min(MOST // 2, len(item))).round().astype(np.int64)
         sets.append((item, np.stack([rows, labels[rows]])))
     count = sum(rows.shape[1] for _, rows in sets)
-    views = min(VIEWS, max(1, MOST // count))
+    views = min(most_views, max(1, MOST // count))
     places = [model.class_index(name) for name in data.tasks.classes]
     found: list[tuple[Tensor, Tensor]] = []
     labels_seen: list[int] = []

@@ -25,8 +25,8 @@ class _PlainLBFGS(LBFGS):
         getattr(wrapped, "__wrapped__", wrapped)(self, param_group)
 
 
-def minimise(unknown: Tensor, loss: Callable[[], Tensor]) -> None:
-    """Move ``unknown`` to where a smooth convex ``loss`` of it is least."""
+def minimise(unknown: Tensor, loss: Callable[[], Tensor], *, steps: int = 200) -> None:
+    """Move ``unknown`` to where a smooth convex ``loss`` of it is least, in so many steps at most."""
 
     def closure() -> Tensor:
         unknown.grad = None
@@ -35,7 +35,7 @@ def minimise(unknown: Tensor, loss: Callable[[], Tensor]) -> None:
         return value
 
     optimizer = _PlainLBFGS(
-        [unknown], max_iter=200, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+        [unknown], max_iter=steps, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
     )
     optimizer.step(closure)  # pyright: ignore[reportArgumentType] — its stubs ask for a float
 
