@@ -40,7 +40,7 @@ from holdfast.candidates.refit import (
     see_pictures,
     target_direction,
 )
-from holdfast.candidates.solver import minimise
+from holdfast.candidates.solver import minimise_linear
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, RoundData
@@ -153,13 +153,13 @@ def _solve(design: Design, logits: Tensor, labels: Tensor, row: int, free: Tenso
         unknown = torch.cat([basis.T @ start[:-1], start[-1:]])
     unknown.requires_grad_()
 
-    def loss() -> Tensor:
-        moved = logits + (columns @ unknown) * taken
+    def loss(reached: Tensor) -> Tensor:
+        moved = logits + reached * taken
         fitted = functional.cross_entropy(moved, labels, reduction="none")
         kept = (old.exp() * (old - moved[:, protected].log_softmax(dim=1))).sum(dim=1)
-        return (weight * (fitted + _DISTILL * kept)).sum() + (ridge * unknown.square()).sum()
+        return (weight * (fitted + _DISTILL * kept)).sum()
 
-    minimise(unknown, loss, steps=_STEPS if start is None else _STEPS_NEAR)
+    minimise_linear(unknown, columns, ridge, loss, steps=_STEPS if start is None else _STEPS_NEAR)
     found = unknown.detach() * taken
     return torch.cat([basis @ found[:-1], found[-1:]])
 
@@ -181,14 +181,24 @@ class _Change:
     steady: Tensor  # the direction of a target bias
 
     @classmethod
-    def of(cls, old: Classifier, name: str, fit: LastLayerFit, lam: float, taught: Pictures, all_: Pictures,
-           *, refit: bool) -> _Change:  # fmt: skip
-        """A refit is fitted on ``taught``; the bias is by how the model sees all pictures."""
+    def of(
+        cls,
+        old: Classifier,
+        name: str,
+        fit: LastLayerFit,
+        lam: float,
+        taught: Pictures,
+        all_: Pictures,
+        *,
+        refit: bool,
+        near: TargetRefit | None = None,
+    ) -> _Change:
+        """A refit is fitted on ``taught``, beginning ``near``; the bias is by how the model sees all pictures."""
         model, seen = fit.applied(old, lam), fit.seen_after(all_, lam)
         if not refit:
             return cls(fit, lam, None, steady_direction(model.finished(seen.features)))
         direction = None if fit.directions is None else target_direction(model, name)
-        found = refit_from_features(model, name, direction, *fit.seen_after(taught, lam).tensors)
+        found = refit_from_features(model, name, direction, *fit.seen_after(taught, lam).tensors, start=near)
         return cls(fit, lam, found, found.steady_after(model, seen))
 
     def to(self, device: torch.device | str) -> _Change:
@@ -217,7 +227,11 @@ class LastLayerFits:
         """The change on all pictures, and those of the folds."""
         pictures, fits = self._fitted()
         name = self.data.tasks.target
-        return tuple(_Change.of(self.old, name, fit, lam, taught, pictures, refit=refit) for fit, taught in fits)
+        fit, part = fits[0]
+        whole = _Change.of(self.old, name, fit, lam, part, pictures, refit=refit)
+        near = whole.refit
+        rest = [_Change.of(self.old, name, fit, lam, part, pictures, refit=refit, near=near) for fit, part in fits[1:]]
+        return whole, *rest
 
     def _fitted(self) -> tuple[Pictures, list[tuple[LastLayerFit, Pictures]]]:
         if self._found is None:

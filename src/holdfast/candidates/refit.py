@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
-from holdfast.candidates.solver import logistic, minimise
+from holdfast.candidates.solver import logistic, minimise, minimise_linear
 from holdfast.data.round import LabelledSet, PairSet, RoundData, View
 from holdfast.data.transforms import random_views
 from holdfast.model.classifier import Classifier, full_precision
@@ -261,14 +261,23 @@ def _solve(
     def weights() -> Tensor:
         return temperature * design.weights(unknown)
 
-    if linear and _waits(logits):
+    if linear:
         # Among the other classes nothing changes: what is left is a logistic regression of the target against them.
         others = logits.index_fill(1, place, -torch.inf).logsumexp(dim=1)
-        ridge = torch.full_like(unknown, _RIDGE).index_fill(0, torch.tensor([len(unknown) - 1], device=place.device), 0)
+        ridge = torch.full_like(unknown, _RIDGE, requires_grad=False)
+        ridge[-1] = 0
         sign = torch.where(labels == row, 1.0, -1.0).double()
         offset = logits[:, row] + room - others
-        with torch.no_grad():
-            unknown.copy_(logistic(design.columns, offset, sign, weight, ridge, unknown.detach()))
+        if _waits(logits):
+            with torch.no_grad():
+                unknown.copy_(logistic(design.columns, offset, sign, weight, ridge, unknown.detach()))
+        else:
+            minimise_linear(
+                unknown,
+                design.columns,
+                ridge,
+                lambda reached: (weight * functional.softplus(-sign * (offset + reached))).sum(),
+            )
         return weights().detach(), unknown.detach()
 
     def loss() -> Tensor:
