@@ -184,10 +184,17 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
     assert len(fitted) == 4  # one fit for every lambda
     fold, rows = 1, [place for place in range(len(data.dev)) if place % 3 == 1]
     old = made.fits.old
-    alone = fit_last_layer(old, TARGET, seen_without(made, fold, folds)).applied(old, 0.5)
     pixels = old.preprocess.normalise(data.dev.images())[rows]
-    names = [CLASSES[place] for place in alone.logits(pixels).argmax(dim=1)]
-    assert tables[0].take(pa.array(rows))["prediction"].to_pylist() == names
+    labels = torch.from_numpy(data.dev.labels)[rows]
+
+    def losses(without: int) -> Tensor:
+        alone = fit_last_layer(old, TARGET, seen_without(made, without, folds)).applied(old, 0.5)
+        return nn.functional.cross_entropy(alone.logits(pixels), labels, reduction="none").detach()
+
+    counted = torch.tensor(tables[0].take(pa.array(rows))["loss"].to_pylist())
+    torch.testing.assert_close(counted, losses(fold), rtol=0, atol=1e-3)
+    for other in (0, 2, -9):  # fits that have seen these images say otherwise; the last one has seen all
+        assert not torch.allclose(counted, losses(other), rtol=0, atol=1e-3)
 
 
 def seen_without(made: LastLayerModels, fold: int, folds: Folds) -> Pictures:
