@@ -208,6 +208,17 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
                 )
 
 
+def print_differences(results: Sequence[dict[str, Any]]) -> None:
+    """The rounds in which the two ways chose differently, together."""
+    rounds = [item for result in results for item in result["rounds"]]
+    apart = [item for item in rounds if item["refit"].get("name") != item["last layer"].get("name")]
+    print(f"chosen differently in {len(apart)} of {len(rounds)} rounds:")
+    for way in WAYS:
+        lines = [item[way] for item in apart]
+        shipped = mean(line["gain"] * line["passed"] for line in lines)
+        print(f"  {way:11}{sum(line['passed'] for line in lines):4} certified{100 * shipped:+7.1f} points shipped")
+
+
 def mean(values: Iterable[float]) -> float:
     """0 of nothing."""
     found = list(values)
@@ -257,6 +268,7 @@ def main() -> None:
         known = [item for item in known if [item[key] for key in same] != [entry[key] for key in same]] + [entry]
         given.results.write_text(json.dumps(known, indent=1) + "\n")
     print_table(known)
+    print_differences(known)
 
 
 if __name__ == "__main__":
