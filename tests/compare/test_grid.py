@@ -204,7 +204,12 @@ def test_every_ready_study_plans_without_images(tmp_path: Path) -> None:
 def test_the_papers_settings_are_in_the_ready_studies(tmp_path: Path) -> None:
     jobs = plan(read_study("bdd100k-tunnel", tmp_path), tmp_path)
     assert {job.row for job in jobs} == {"FLYP", "WCCL", "GEM", "Co2L", "DER", "RM", "Ours"}
-    assert {job.config.method.name for job in jobs} == set(BUILT_IN) - {"finetune", "cross_entropy", "refit"}
+    assert {job.config.method.name for job in jobs} == set(BUILT_IN) - {
+        "finetune",
+        "cross_entropy",
+        "refit",
+        "last_layer",
+    }
     ours = next(job.config for job in jobs if job.row == "Ours")
     assert (ours.train.steps, ours.train.batch, ours.train.images_per_task) == (24000, 256, 10)
     assert ours.task.protected == ("highway", "residential", "city street", "parking lot")

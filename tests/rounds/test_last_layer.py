@@ -65,7 +65,7 @@ def test_the_model_that_ships_is_the_candidate(tmp_path: Path, monkeypatch: pyte
     ("sections", "ends"),
     [
         ({"candidates": {"last_layer": False}}, []),
-        ({"candidates": {"refit_target": False}}, ENDS[:2]),
+        ({"candidates": {"refit_target": False}}, []),
         ({"method": {"name": "rm"}}, []),
         ({"method": {"name": "refit"}}, []),
         ({"model": {"freeze": "towers"}}, []),

@@ -20,7 +20,7 @@ from holdfast.errors import UserError, nearest
 from holdfast.methods.registry import known_names, short_name
 
 WISE_FT = "wise_ft"
-REFIT = "refit"
+UNTRAINED = ("refit", "last_layer")  # methods that make no steps
 LEDGER = "ledger"  # of a job, in its folder
 _LAMBDA = "lambda"
 _NUMBERS_NOBODY_SEES = ("log_every", "checkpoint_every", "keep_checkpoints", "device")  # of [train]

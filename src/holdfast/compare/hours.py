@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.compare.grid import REFIT, WISE_FT, MethodEntry, Study, before, rounds_of
+from holdfast.compare.grid import UNTRAINED, WISE_FT, MethodEntry, Study, before, rounds_of
 from holdfast.config import TrainConfig
 
 MACHINE = "NVIDIA H200"
@@ -75,7 +75,7 @@ def estimate(study: Study, step_milliseconds: float | None = None) -> Estimate:
 
 def trains(entry: MethodEntry) -> bool:
     """Whether a row's jobs take steps: wise_ft averages weights, a refit solves for the target's logit."""
-    return entry.name not in (WISE_FT, REFIT)
+    return entry.name not in (WISE_FT, *UNTRAINED)
 
 
 def architecture_of(study: Study) -> str | None:

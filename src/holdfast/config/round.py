@@ -202,7 +202,7 @@ class CandidatesConfig(Config):
     last_layer: bool = True
     """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
     and interpolate towards that, once as it is and once with the target refitted on top. It takes seconds, no
-    training. Where the last layer is frozen there is no such candidate."""
+    training. Where the last layer is frozen, or `refit_target` is false, there is no such candidate."""
     folds: Annotated[int, Field(ge=0)] = 5
     """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
@@ -328,7 +328,8 @@ class RoundConfig(RoundSections):
     @property
     def fits_last_layer(self) -> bool:
         """Whether candidates are made from a fit of the last layer."""
-        return self.candidates.last_layer and self.method.fits_last_layer()
+        candidates = self.candidates
+        return candidates.last_layer and candidates.refit_target and self.method.fits_last_layer()
 
     @property
     def last_step(self) -> int:

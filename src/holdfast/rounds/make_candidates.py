@@ -12,7 +12,7 @@ from holdfast.artifacts import write_predictions
 from holdfast.candidates.crossfit import Folds, counted_images, make_folds
 from holdfast.candidates.generate import CandidateModels
 from holdfast.candidates.last_layer import LastLayerFits, LastLayerModels
-from holdfast.candidates.select import LAST_LAYER, LAST_LAYER_REFIT, UNTRAINED, Candidate
+from holdfast.candidates.select import LAST_LAYER_REFIT, UNTRAINED, Candidate
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.rounds.prepare import view_settings
@@ -77,7 +77,7 @@ class CandidateMaker:
             return []
         stage("fitting the last layer")
         made: list[Candidate] = []
-        for step in UNTRAINED if config.candidates.refit_target else (LAST_LAYER,):
+        for step in UNTRAINED:
             for lam in lambdas:
                 made += self._scored(step, lam, self._of_fits(step))
         return made
