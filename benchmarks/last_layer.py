@@ -226,7 +226,9 @@ def mean(values: Iterable[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What is won where all logits of the last layer are fitted.")
+    parser = argparse.ArgumentParser(
+        description="What is won where all logits of the last layer are fitted, beside the target's alone."
+    )
     parser.add_argument("source", type=Path, nargs="?")
     parser.add_argument("--prefix", default="")
     parser.add_argument(

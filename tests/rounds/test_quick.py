@@ -112,8 +112,9 @@ def test_the_models_of_another_checkpoint_are_not_those_of_the_first(tmp_path: P
 
 
 def test_a_poor_chance_leaves_the_sealed_set_unspent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Random weights, and a margin of nothing: no candidate has a chance."""
-    result = develop(config(tmp_path, certify={"margin": 0.001}), tmp_path / "run", tmp_path, quiet=True)
+    """Random weights, and a margin of nothing: no candidate has a chance unless all classes learn."""
+    given = config(tmp_path, certify={"margin": 0.001}, candidates={"last_layer": False})
+    result = develop(given, tmp_path / "run", tmp_path, quiet=True)
     assert (result.kept_old, result.decision.verdict, result.decision.order) == (True, "undecided", ())
     assert "stays unspent" in result.decision.reason
     assert list((tmp_path / "ledger").glob("*.jsonl")) == []
