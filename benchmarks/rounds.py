@@ -226,8 +226,14 @@ def kinds(lines: Sequence[Mapping[str, Any]]) -> str:
     for line in lines:
         name = str(line.get("tested") or "")
         bias = float(name.partition("-bias")[2] or 0)
-        kind = ("no candidate", "") if not name else ("refit" if name.startswith("refit") else "trained weights",
-                                                      "1 and more" if bias >= 1 else "below 1")  # fmt: skip
+        made = (
+            "refit"
+            if name.startswith("refit")
+            else "last layer"
+            if name.startswith("last-layer")
+            else "trained weights"
+        )
+        kind = (made, "1 and more" if bias >= 1 else "below 1") if name else ("no candidate", "")
         groups[kind].append(line)
     for (kind, bias), group in sorted(groups.items()):
         flips = [[counts for name, counts in line["flips"].items() if name != line["target"]]
