@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -86,3 +88,19 @@ def losses_and_state(method: Method, data: RoundData, *, augment: bool) -> tuple
     views = ViewSettings(augment, "clean", (0.7, 1.0), False)
     train(method, data, TrainSpec(config, views, 0, "sha256:test", evaluate_every=4), Runtime(torch.device("cpu")))
     return terms, method.state_dict()
+
+
+def pictures_shown(method: Method, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """How many pictures each tower sees from now on."""
+    shown: dict[str, list[int]] = {"new": [], "old": []}
+    for (which, model), name in product(
+        (("new", method.model), ("old", method.old)), ("image_features", "image_hidden")
+    ):
+        run = getattr(model.towers, name)
+
+        def counted(images: Tensor, which: str = which, run: Callable[[Tensor], Tensor] = run) -> Tensor:
+            shown[which].append(len(images))
+            return run(images)
+
+        monkeypatch.setattr(model.towers, name, counted)
+    return shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from holdfast.train.feature_cache import build_feature_cache, can_cache
 from holdfast.train.loop import TrainSpec, train
 from tests.helpers import made_up_round
 from tests.rounds.test_round import ROUND
-from tests.train.small import CLEAN, LAST_LAYERS, METHODS, losses_and_state, prepared
+from tests.train.small import CLEAN, LAST_LAYERS, METHODS, losses_and_state, pictures_shown, prepared
 
 CPU = Runtime(torch.device("cpu"))
 VIEW = Preprocess(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -54,22 +53,6 @@ def ready(name: str, data: RoundData) -> Method:
             parameter.add_(noise * parameter.std() * 0.3)
     method.prepare(method.old, data)
     return method.double()
-
-
-def pictures_shown(method: Method, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """How many pictures each tower sees from now on."""
-    shown: dict[str, list[int]] = {"new": [], "old": []}
-    for (which, model), name in product(
-        (("new", method.model), ("old", method.old)), ("image_features", "image_hidden")
-    ):
-        run = getattr(model.towers, name)
-
-        def counted(images: Tensor, which: str = which, run: Callable[[Tensor], Tensor] = run) -> Tensor:
-            shown[which].append(len(images))
-            return run(images)
-
-        monkeypatch.setattr(model.towers, name, counted)
-    return shown
 
 
 @pytest.mark.parametrize("augment", [False, True], ids=["clean views", "random views"])

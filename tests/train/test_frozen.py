@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 
 from holdfast.data.loader import BatchSizes, RoundSampler
 from holdfast.data.round import Batch, Images, Texts
@@ -20,7 +18,7 @@ from holdfast.model.openclip import load_towers
 from holdfast.train.bench import step_flop
 from holdfast.train.feature_cache import build_feature_cache, can_cache
 from tests.helpers import made_up_round
-from tests.train.small import CLEAN, METHODS, Make, built, losses_and_state, prepared
+from tests.train.small import CLEAN, METHODS, Make, built, losses_and_state, pictures_shown, prepared
 
 FREEZES = ("image", "text", "towers")
 
@@ -53,17 +51,7 @@ def test_every_method_runs_with_frozen_towers_and_features_change_nothing(
 def test_the_image_tower_rests_for_old_and_new_model(monkeypatch: pytest.MonkeyPatch) -> None:
     data = made_up_round()
     method = prepared(METHODS["der"], data, "image")
-    shown: dict[str, list[int]] = {"new": [], "old": []}  # several threads encode whole sets, through `image_hidden`
-    for (which, model), name in product(
-        (("new", method.model), ("old", method.old)), ("image_features", "image_hidden")
-    ):
-        run = getattr(model.towers, name)
-
-        def counted(images: Tensor, which: str = which, run: Callable[[Tensor], Tensor] = run) -> Tensor:
-            shown[which].append(len(images))
-            return run(images)
-
-        monkeypatch.setattr(model.towers, name, counted)
+    shown = pictures_shown(method, monkeypatch)  # several threads encode whole sets, through `image_hidden`
     losses_and_state(method, data, augment=False)
     once = len(data.target) + len(data.negatives) + len(data.constraint)
     assert {which: sum(counts) for which, counts in shown.items()} == {"new": once, "old": 0}
