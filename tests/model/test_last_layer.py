@@ -99,6 +99,27 @@ def test_it_finds_the_optimum(classifier: Classifier, n: int) -> None:
     assert plain_loss(got, model, pictures) < plain_loss(np.zeros_like(got), model, pictures) - 0.01
 
 
+def test_an_entry_that_hardly_varies_counts_for_little() -> None:
+    """A new picture in which it does vary, by as much as others do, must not be moved farther by it than by others."""
+    draw = torch.Generator().manual_seed(0)
+    entries = torch.randn(40, 6, generator=draw, dtype=torch.float64) + 3.0
+    label = (torch.arange(40) % 2).double()
+    entries[:, 5] = 1e-4 * label  # tells the classes apart, by a hair
+    design = Design.of(entries)
+    assert design.scale[5] < 2 * design.scale[:5].max()  # divided by its spread: ten thousand times as large
+    spread = design.columns[:, :-1].std(dim=0)
+    assert spread[5] < 0.01
+    assert spread.square().mean().sqrt() == pytest.approx(1.0, rel=0.01)
+    again = Design.of(7.0 * entries)
+    torch.testing.assert_close(again.columns, design.columns, atol=1e-9, rtol=1e-6)
+
+
+def test_entries_that_do_not_vary_are_left_alone() -> None:
+    design = Design.of(torch.full((5, 3), 2.0, dtype=torch.float64))
+    assert design.columns.isfinite().all()
+    assert design.weights(torch.ones(4, dtype=torch.float64)).isfinite().all()
+
+
 def torch_loss(change: Tensor, model: Classifier, pictures: Pictures) -> Tensor:
     f, y = pictures.features.double(), pictures.labels
     old = (f @ model.class_matrix().detach().double().T / f.norm(dim=1, keepdim=True) / 0.05).detach()

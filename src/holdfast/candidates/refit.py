@@ -41,7 +41,7 @@ from holdfast.runtime import derive_seed
 _IN_TOWER = (0.1, 3.0)  # share of the loss that is the target's, the others' being shared out evenly; and the room:
 _IN_HEAD = (1 / 3, 0.0)  # the target's logit counts for so much more on protected pictures
 _WON = 0.5  # of its own pictures that the model misses the target must win as many, or it is named more readily
-_RIDGE = 0.01  # on the weights of features that are scaled to a spread of 1
+_RIDGE = 0.01  # on the weights of features that are scaled to a spread of about 1
 VIEWS, MOST = 4, 10_000  # views of a picture, the evaluation view among them; and pictures, views counted, in all
 _FREE = 0.05  # share of E2_c's length that the other classes must leave to the target alone
 
@@ -102,15 +102,18 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Design:
-    """What a logit is linear in: entries that are centred and scaled to a spread of 1, and an offset.
+    """What a logit is linear in: entries that are centred and scaled, and an offset.
 
+    An entry of spread s is divided by sqrt(s² + mean of all s²), and all of them then by one number, so that their
+    spreads are 1 on average. Divided by s alone, an entry that is nearly the same in the few pictures at hand would
+    count as much as any other, and one new picture in which it is not would be moved as far as it likes.
     Centre and offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in
     for it.
     """
 
     columns: Tensor  # [n, width + 1], the offset's last
     centre: Tensor  # [width]
-    scale: Tensor  # [width]; 0 for an entry that does not vary
+    scale: Tensor  # [width]
     steady: Tensor  # [width]
 
     @classmethod
@@ -119,7 +122,9 @@ class Design:
         steady = steady_direction(entries)
         column, centre = entries @ steady, entries.mean(dim=0)
         spread = (entries - column[:, None] * centre).std(dim=0)
-        scale = torch.where(spread > 1e-6 * spread.max(), 1 / spread, 0)
+        usual = spread.square().mean()
+        scale = (spread.square() + usual).rsqrt()
+        scale = torch.where(usual > 0, scale / (spread * scale).square().mean().sqrt(), 0)
         columns = torch.cat([entries * scale - column[:, None] * (centre * scale), column[:, None]], dim=1)
         return cls(columns, centre, scale, steady)
 
