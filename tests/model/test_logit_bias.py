@@ -35,6 +35,29 @@ def test_the_direction_is_the_least_squares_one() -> None:
     assert (features @ v - 1).square().mean() < (features @ plain - 1).square().mean()
 
 
+@pytest.mark.parametrize(
+    ("n", "width"), [(1, 5), (40, 12), (12, 12), (30, 70), (40, 620), (620, 40), (530, 900), (900, 530)]
+)
+def test_the_direction_is_the_same_by_either_form(n: int, width: int) -> None:
+    """The equations as they are written down, solved with a pivot: few features of many entries, and many of few."""
+    draw = torch.Generator().manual_seed(n)
+    features = 1.0 + torch.randn(n, width, generator=draw, dtype=torch.float64)
+    kept = features.clone()
+    moments = features.T @ features / n
+    ridge = 0.01 * moments.diagonal().mean() * torch.eye(width, dtype=torch.float64)
+    naive = torch.linalg.solve(moments + ridge, features.mean(dim=0))
+    torch.testing.assert_close(steady_direction(features), naive, rtol=1e-9, atol=1e-12)
+    assert torch.equal(features, kept)
+
+
+@pytest.mark.parametrize("shape", [(20, 5), (5, 20)])
+def test_features_that_are_not_finite_make_no_direction_and_no_crash(shape: tuple[int, int]) -> None:
+    """A model that diverged is found out by its logits."""
+    features = torch.ones(shape, dtype=torch.float64)
+    features[2, 3] = torch.nan
+    assert not bool(steady_direction(features).isfinite().any())
+
+
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_the_class_feature_moves_exactly_as_said(classifier: Classifier, disturb: Disturb, rounds: int) -> None:
     """Whatever the number of prompts and the heads before: unit(E2 + U) of each prompt."""

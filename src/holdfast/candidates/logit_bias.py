@@ -23,14 +23,42 @@ from holdfast.model.heads import HeadRound
 from holdfast.model.prompt_features import prompt_backbone
 
 _RIDGE = 0.01  # of the mean square of a feature's entry: enough to keep v short where features are few
+_BLOCK = 256  # rows of a symmetric product that are computed together
 
 
 def steady_direction(features: Tensor) -> Tensor:
-    """v with f · v as near to 1 as can be over features [n, D], by least squares with a small ridge: [D]."""
+    """v with f · v as near to 1 as can be over features F [n, D], by least squares with a small ridge r: [D].
+
+        v = (Fᵀ F + r)⁻¹ Fᵀ 1 = Fᵀ (F Fᵀ + r)⁻¹ 1        r = _RIDGE · |F|² / D
+
+    The first form is solved where features have fewer entries than there are of them, the second elsewhere.
+    """
     features = features.double()
-    moments = features.T @ features / len(features)
-    moments.diagonal().add_(_RIDGE * moments.diagonal().mean())
-    return torch.linalg.solve(moments, features.mean(dim=0))
+    n, width = features.shape
+    if n < width:
+        return features.T @ _solved(_gram(features), torch.ones_like(features[:, 0]), width)
+    return _solved(_gram(features.T), features.sum(dim=0), width)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """rows @ rows.T, of which a CPU computes little more than the lower half: what lies above is not read."""
+    count = len(rows)
+    if rows.is_cuda or count < 2 * _BLOCK:
+        return rows @ rows.T
+    product = rows.new_zeros(count, count)
+    for start in range(0, count, _BLOCK):
+        end = min(start + _BLOCK, count)
+        torch.mm(rows[start:end], rows[:end].T, out=product[start:end, :end])
+    return product
+
+
+def _solved(gram: Tensor, right: Tensor, width: int) -> Tensor:
+    """(gram + r)⁻¹ right, from the lower half of ``gram``, which is written to; its trace is |F|²."""
+    gram.diagonal().add_(_RIDGE * gram.diagonal().sum() / width)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed):  # values that are not finite, or zero throughout: said, or handed on, by a solver that pivots
+        return torch.linalg.solve(gram.tril() + gram.tril(-1).T, right)
+    return torch.cholesky_solve(right[:, None], factor)[:, 0]
 
 
 @torch.no_grad()
