@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.candidates.logit_bias import features_of, steady_direction, with_lower_logit
+from holdfast.candidates.logit_bias import class_matrices, features_of, lowered_by, steady_direction, with_lower_logit
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
@@ -133,3 +133,22 @@ def test_pictures_are_taken_from_all_over_a_set(classifier: Classifier) -> None:
     examples = LabelledSet(Pixels(), np.arange(40), np.zeros(40, dtype=np.int64), tuple(str(i) for i in range(40)))
     assert features_of(classifier, [examples], most=5, batch=3).shape == (5, classifier.towers.embed_dim)
     assert (seen[0], seen[-1], len(set(seen))) == (0, 39, 5)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_one_pass_of_the_text_tower_for_all_biases(classifier: Classifier, disturb: Disturb, linear: bool) -> None:
+    """The bits of models that are made, and asked, one by one."""
+    classifier.begin_round(rank=3, seed=1)
+    disturb(classifier, 0.1)
+    if linear:
+        classifier.use_linear()
+    model = classifier.with_classes(CLASSES, (PROMPTS[0], ("the weather is foggy", "fog"), PROMPTS[2])).frozen_copy()
+    v = nn.functional.normalize(torch.randn(model.towers.embed_dim, dtype=torch.float64), dim=0)
+    amounts = [0.0, 0.5, 2.0]
+    together = lowered_by(model, "foggy", amounts, v)
+    assert together[0] is model
+    alone = [model, *(with_lower_logit(model, "foggy", amount, v) for amount in amounts[1:])]
+    with torch.no_grad():
+        for matrix, item in zip(class_matrices(together), alone, strict=True):
+            assert torch.equal(matrix, item.class_matrix())
+    assert not torch.equal(alone[1].class_matrix(), alone[2].class_matrix())

@@ -86,22 +86,36 @@ def moved_class(model: Classifier, name: str, move: Tensor) -> Classifier:
 
     A row of a linear head is moved as it is, and not brought back to length 1.
     """
-    moved = model.with_classes(model.classes, model.prompts)
-    if moved.linear is not None:
-        row = model.class_index(name)
-        lowered = moved.linear.detach().clone()
-        lowered[row] += move.to(lowered)
-        moved.linear = nn.Parameter(lowered, requires_grad=False)
-        return moved
+    return _moved_class(model, name, [move])[0]
+
+
+def _moved_class(model: Classifier, name: str, moves: Sequence[Tensor]) -> list[Classifier]:
+    """The same for each of several moves."""
+    if model.linear is not None:
+        return [_moved_row(model, model.class_index(name), move) for move in moves]
     # The prompts' projections P have lengths s. With V such that P-before-projection · V = s, adding U Vᵀ makes each
     # of them s (E2 + U), whatever the number of prompts.
-    backbone, projected = _prompts(moved, name)
-    projection = moved.towers.projection
-    added = HeadRound((name,), moved.towers.embed_dim, moved.towers.text_width, 1).requires_grad_(False)
-    added.to(device=projection.device, dtype=projection.dtype)
-    added.U[0, :, 0] = move.to(added.U)
-    added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ projected.norm(dim=1)).to(added.V)
-    moved.heads.append(added)
+    backbone, projected = _prompts(model, name)
+    lengths = torch.linalg.pinv(backbone) @ projected.norm(dim=1)
+    projection = model.towers.projection
+    found: list[Classifier] = []
+    for move in moves:
+        moved = model.with_classes(model.classes, model.prompts)
+        added = HeadRound((name,), moved.towers.embed_dim, moved.towers.text_width, 1).requires_grad_(False)
+        added.to(device=projection.device, dtype=projection.dtype)
+        added.U[0, :, 0] = move.to(added.U)
+        added.V[0, :, 0] = lengths.to(added.V)
+        moved.heads.append(added)
+        found.append(moved)
+    return found
+
+
+def _moved_row(model: Classifier, row: int, move: Tensor) -> Classifier:
+    moved = model.with_classes(model.classes, model.prompts)
+    assert moved.linear is not None
+    lowered = moved.linear.detach().clone()
+    lowered[row] += move.to(lowered)
+    moved.linear = nn.Parameter(lowered, requires_grad=False)
     return moved
 
 
@@ -119,9 +133,22 @@ def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float
     return lowered_by(model, data.tasks.target, amounts, direction)
 
 
+@torch.no_grad()
 def lowered_by(model: Classifier, name: str, amounts: Sequence[float], direction: Tensor) -> list[Classifier]:
     """The model with a class's logit lowered by each of the amounts; for nothing it is the model itself."""
-    return [with_lower_logit(model, name, amount, direction) if amount else model for amount in amounts]
+    moves = [-amount * model.class_temperature * direction for amount in amounts if amount]
+    moved = iter(_moved_class(model, name, moves) if moves else ())
+    return [next(moved) if amount else model for amount in amounts]
+
+
+@torch.no_grad()
+def class_matrices(models: Sequence[Classifier]) -> list[Tensor]:
+    """Class matrices of models that share their towers, prompts and label space: one pass of the text tower."""
+    first = models[0]
+    if first.linear is not None:
+        return [model.class_matrix() for model in models]
+    backbone = prompt_backbone(first.towers, first.prompt_tokens)
+    return [model.class_features_of(backbone) for model in models]
 
 
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:
