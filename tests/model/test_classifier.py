@@ -85,3 +85,28 @@ def test_label_spaces_that_make_no_sense(towers: TwoTowers) -> None:
         Classifier(towers, ("a", "b"), (("x",), ("y",)), 0.0)
     with pytest.raises(UserError, match="did you mean 'foggy'"):
         Classifier(towers, ("foggy", "b"), (("x",), ("y",)), 0.05).class_index("fogy")
+
+
+def test_a_copy_with_its_own_last_layer_shares_everything_else(
+    classifier: Classifier, images: Tensor, disturb: Callable[[nn.Module, float], None]
+) -> None:
+    classifier.begin_round(rank=3, seed=1)
+    disturb(classifier, 0.1)
+    wanted = [parameter.requires_grad for parameter in classifier.parameters()]
+    before = classifier.logits(images)
+    copied = classifier.copy_with_own_last_layer()
+    assert torch.equal(copied.logits(images), before)
+    assert [parameter.requires_grad for parameter in classifier.parameters()] == wanted
+    assert not any(parameter.requires_grad for parameter in copied.parameters())
+    last = {id(parameter) for parameter in classifier.towers.image_projection_parameters()}
+    assert len(last) == 1
+    for mine, its in zip(classifier.parameters(), copied.parameters(), strict=True):
+        assert (mine.data_ptr() == its.data_ptr()) == (id(mine) not in last)
+    layer = copied.towers.image_projection
+    assert layer is not None
+    layer.add_(1.0)
+    assert not torch.equal(copied.logits(images), before)
+    assert torch.equal(classifier.logits(images), before)
+    copied.double()  # whatever becomes of the copy as a whole, the model stays what it is
+    assert classifier.logits(images).dtype == torch.float32
+    assert torch.equal(classifier.logits(images), before)

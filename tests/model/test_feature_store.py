@@ -22,7 +22,7 @@ from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict
 from holdfast.model import feature_store
 from holdfast.model.classifier import Classifier
-from holdfast.model.feature_store import FeatureStore, encode_set, features_kept, user_store
+from holdfast.model.feature_store import FeatureStore, MemoryStore, encode_set, features_kept, user_store
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.model.openclip import load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
@@ -116,6 +116,82 @@ def test_a_change_of_the_last_layer_needs_no_new_pass(
     seen = passes_of(monkeypatch)
     assert torch.equal(features(model, dev, store), expected)
     assert seen == []
+
+
+class CountedPixels:
+    """Pictures, and how many were read."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels, self.read_so_far = pixels, 0
+        self.size = pixels.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        self.read_so_far += len(rows)
+        return self.pixels[torch.from_numpy(rows)]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_was_asked_for_before_is_found_without_files_and_pictures(
+    model: Classifier, store: FeatureStore, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    """For as long as neither weights, rows nor views are others; models that share the backbone share it, too."""
+    dev = made_up_round().dev
+    pixels = CountedPixels(dev.images())
+    examples = LabelledSet(pixels, np.arange(len(dev)), dev.labels, dev.ids)
+    kept: Any = MemoryStore() if in_memory else store
+    view = random_views(len(dev), 0, crop_scale=(0.5, 1.0), flip=True)
+
+    def found(of: Classifier, **options: Any) -> int:
+        """The pictures that were read."""
+        before = pixels.read_so_far
+        plain = features(of, examples, None, **options)
+        again = pixels.read_so_far
+        assert torch.equal(features(of, examples, kept, **options), plain)
+        assert again > before
+        return pixels.read_so_far - again
+
+    assert found(model) == len(dev)
+    assert found(model, view=view) == len(dev)
+    for path in store.folder.glob("*"):
+        path.unlink()
+    other = model.copy_with_own_last_layer()
+    with torch.no_grad():
+        other.towers.model.visual.proj[0] += 1.0
+    hashed = pixels_hashed(monkeypatch)
+    for same in (model, other, model):
+        assert found(same) == found(same, view=view) == 0
+    assert hashed == []
+    assert found(model, positions=np.arange(len(dev))[::-1].copy()) == len(dev)
+    assert found(model, view=random_views(len(dev), 1, crop_scale=(0.5, 1.0), flip=True)) == len(dev)
+    alike = LabelledSet(CountedPixels(dev.images() // 2), examples.rows, dev.labels, dev.ids)
+    assert torch.equal(features(model, alike, kept), features(model, alike, None))
+    with torch.no_grad():
+        model.towers.model.visual.conv1.weight.flatten()[0] += 1e-3  # both models hold it
+    assert found(other) == len(dev)
+
+
+def pixels_hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys that are worked out from now on."""
+    keys: list[str] = []
+    plain = feature_store._key
+
+    def noted(*arguments: Any) -> str:
+        keys.append(plain(*arguments))
+        return keys[-1]
+
+    monkeypatch.setattr(feature_store, "_key", noted)
+    return keys
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path / "features", 10 * 5000)
+    for number in range(30):
+        store.put(f"{number}", torch.full((1024,), float(number)))
+    assert sum(batch.nbytes for batch in store._recent.values()) <= store.limit
+    assert list(store._recent)[-1] == "29"
 
 
 @pytest.mark.parametrize("kind", ["tiny", "parts-64", "conse-64"])
@@ -228,8 +304,9 @@ def test_a_damaged_file_is_computed_again(
         else:
             sizes = {"truncated": len(content) // 2, "empty": 0, "no tensors": 40, "another length": len(content) - 4}
             path.write_bytes(content[: sizes[damage]])
-    assert torch.equal(features(model, dev, store), plain)
-    assert torch.equal(features(model, dev, store), plain)
+    for _ in range(2):
+        another = FeatureStore(store.folder, LIMIT)  # as another process would: this one has it in memory
+        assert torch.equal(features(model, dev, another), plain)
 
 
 def test_a_folder_that_cannot_be_written_is_no_fault(

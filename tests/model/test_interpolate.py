@@ -87,3 +87,34 @@ def test_models_that_are_no_ends_of_a_line(ends: tuple[Classifier, Classifier], 
         new.heads.rounds[0].U.add_(1)
     with pytest.raises(UserError, match="did not grow"):
         interpolate(old, new, 0.5)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("moved", ["last layers", "all"])
+def test_shared_weights_are_those_that_did_not_move(
+    ends: tuple[Classifier, Classifier], images: Tensor, disturb: Disturb, lam: float, moved: str
+) -> None:
+    old, new = ends
+    if moved == "last layers":
+        new.towers.load_state_dict(old.towers.state_dict())
+        new.requires_grad_(False)
+        for parameter in (*new.towers.image_projection_parameters(), *new.towers.projection_parameters()):
+            parameter.requires_grad_(True)
+        disturb(new.towers, 0.1)
+    plain, shared = interpolate(old, new, lam), interpolate(old, new, lam, share=True)
+    for (name, expected), value in zip(plain.state_dict().items(), shared.state_dict().values(), strict=True):
+        assert torch.equal(value, expected), name
+    assert torch.equal(shared.logits(images), plain.logits(images))
+    held = {id(mine) for mine, its in zip(old.towers.parameters(), shared.towers.parameters(), strict=True)
+            if mine.data_ptr() == its.data_ptr()}  # fmt: skip
+    still = {id(mine) for mine, its in zip(old.towers.parameters(), new.towers.parameters(), strict=True)
+             if torch.equal(mine, its)}  # fmt: skip
+    assert held == still
+    assert len(held) > 10 if moved == "last layers" else True
+    before = old.logits(images), new.logits(images)
+    last = shared.towers.image_projection
+    assert last is not None
+    if moved == "all" or lam > 0:
+        last.add_(1.0)
+    assert torch.equal(old.logits(images), before[0])
+    assert torch.equal(new.logits(images), before[1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.candidates.logit_bias import features_of, steady_direction, with_lower_logit
+from holdfast.candidates.logit_bias import class_matrices, features_of, lowered_by, steady_direction, with_lower_logit
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
@@ -33,6 +33,29 @@ def test_the_direction_is_the_least_squares_one() -> None:
     mean = features.mean(dim=0)
     plain = mean / mean.square().sum()  # the mean direction, scaled so that the mean of f · v is 1
     assert (features @ v - 1).square().mean() < (features @ plain - 1).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("n", "width"), [(1, 5), (40, 12), (12, 12), (30, 70), (40, 620), (620, 40), (530, 900), (900, 530)]
+)
+def test_the_direction_is_the_same_by_either_form(n: int, width: int) -> None:
+    """The equations as they are written down, solved with a pivot: few features of many entries, and many of few."""
+    draw = torch.Generator().manual_seed(n)
+    features = 1.0 + torch.randn(n, width, generator=draw, dtype=torch.float64)
+    kept = features.clone()
+    moments = features.T @ features / n
+    ridge = 0.01 * moments.diagonal().mean() * torch.eye(width, dtype=torch.float64)
+    naive = torch.linalg.solve(moments + ridge, features.mean(dim=0))
+    torch.testing.assert_close(steady_direction(features), naive, rtol=1e-9, atol=1e-12)
+    assert torch.equal(features, kept)
+
+
+@pytest.mark.parametrize("shape", [(20, 5), (5, 20)])
+def test_features_that_are_not_finite_make_no_direction_and_no_crash(shape: tuple[int, int]) -> None:
+    """A model that diverged is found out by its logits."""
+    features = torch.ones(shape, dtype=torch.float64)
+    features[2, 3] = torch.nan
+    assert not bool(steady_direction(features).isfinite().any())
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -110,3 +133,22 @@ def test_pictures_are_taken_from_all_over_a_set(classifier: Classifier) -> None:
     examples = LabelledSet(Pixels(), np.arange(40), np.zeros(40, dtype=np.int64), tuple(str(i) for i in range(40)))
     assert features_of(classifier, [examples], most=5, batch=3).shape == (5, classifier.towers.embed_dim)
     assert (seen[0], seen[-1], len(set(seen))) == (0, 39, 5)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_one_pass_of_the_text_tower_for_all_biases(classifier: Classifier, disturb: Disturb, linear: bool) -> None:
+    """The bits of models that are made, and asked, one by one."""
+    classifier.begin_round(rank=3, seed=1)
+    disturb(classifier, 0.1)
+    if linear:
+        classifier.use_linear()
+    model = classifier.with_classes(CLASSES, (PROMPTS[0], ("the weather is foggy", "fog"), PROMPTS[2])).frozen_copy()
+    v = nn.functional.normalize(torch.randn(model.towers.embed_dim, dtype=torch.float64), dim=0)
+    amounts = [0.0, 0.5, 2.0]
+    together = lowered_by(model, "foggy", amounts, v)
+    assert together[0] is model
+    alone = [model, *(with_lower_logit(model, "foggy", amount, v) for amount in amounts[1:])]
+    with torch.no_grad():
+        for matrix, item in zip(class_matrices(together), alone, strict=True):
+            assert torch.equal(matrix, item.class_matrix())
+    assert not torch.equal(alone[1].class_matrix(), alone[2].class_matrix())

@@ -136,3 +136,19 @@ def test_autocast_is_another_key(model: Classifier) -> None:
         half = matrix(model)
     assert not torch.equal(full, half)
     assert torch.equal(matrix(model), full)
+
+
+def test_copies_that_share_the_weights_need_no_new_pass(model: Classifier, passes: list[int]) -> None:
+    first = matrix(model)
+    copies = [model.requires_grad_(False).copy_with_own_last_layer() for _ in range(2)]
+    assert all(torch.equal(matrix(copied), first) for copied in copies)
+    assert passes == [4]
+    in_place(model)  # all hold it
+    after = matrix(copies[0])
+    assert not torch.equal(after, first)
+    assert all(torch.equal(matrix(item), after) for item in (*copies, model))
+    assert passes == [4, 4]
+    copies[1].towers.model.token_embedding.weight.data = torch.zeros_like(model.towers.model.token_embedding.weight)
+    assert not torch.equal(matrix(copies[1]), after)
+    assert torch.equal(matrix(copies[1]), fresh(copies[1]))
+    assert torch.equal(matrix(model), after)

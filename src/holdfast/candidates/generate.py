@@ -6,12 +6,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pyarrow as pa
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from holdfast.candidates.crossfit import CrossFit, Folds, cross_fit, out_of_fold
-from holdfast.candidates.logit_bias import lowered_by, with_target_bias
+from holdfast.candidates.logit_bias import class_matrices, lowered_by, with_target_bias
 from holdfast.candidates.refit import see_pictures, target_direction
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
@@ -78,9 +77,7 @@ class CandidateModels:
         model = self._between(lam)
         refit, steady = self._fitted(lam, model).folds[fold]
         changed = refit.applied(model)
-        with torch.no_grad():
-            biased = lowered_by(changed, self.data.tasks.target, self.biases, steady)
-            return changed, [item.class_matrix() for item in biased]
+        return changed, class_matrices(lowered_by(changed, self.data.tasks.target, self.biases, steady))
 
     def folds_at(self, lam: float) -> Folds | None:
         """The images that are counted out of fold: at lambda 0 all that are dealt, and else the dev images."""
@@ -92,17 +89,15 @@ class CandidateModels:
 
     def class_matrices(self, model: Classifier) -> Sequence[Tensor]:
         """Class matrices of the candidates that share a model's image tower, one a bias."""
-        with torch.no_grad():
-            return [biased.class_matrix() for biased in with_target_bias(model, self.data, self.biases)]
+        return class_matrices(with_target_bias(model, self.data, self.biases))
 
     def _between(self, lam: float) -> Classifier:
         if lam == 0:
             return self.old
         assert self.checkpoint is not None
-        if lam == 1:
-            return self.checkpoint
         if self._last is None or self._last[0] != lam:  # every fold of a lambda asks for it; the next one does not
-            self._last = lam, interpolate(self.old, self.checkpoint, lam).to(self.runtime.device)
+            # What training left as it was is the old model's own: what is kept of it need not be computed again.
+            self._last = lam, interpolate(self.old, self.checkpoint, lam, share=True).to(self.runtime.device)
         return self._last[1]
 
     def _fitted(self, lam: float, model: Classifier) -> CrossFit:

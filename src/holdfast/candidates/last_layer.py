@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holdfast.candidates.crossfit import Folds, out_of_fold
-from holdfast.candidates.logit_bias import lowered_by, steady_direction, with_target_bias
+from holdfast.candidates.logit_bias import class_matrices, lowered_by, steady_direction, with_target_bias
 from holdfast.candidates.refit import (
     Design,
     Pictures,
@@ -72,14 +72,14 @@ class LastLayerFit:
 
     @torch.no_grad()
     def applied(self, model: Classifier, lam: float = 1.0) -> Classifier:
-        """The model with a share of the change: a copy where the image tower moves, else one that shares its towers."""
+        """The model with a share of the change, for looking at: all but the weights that move is shared."""
         if self.directions is None:
             changed = model.with_classes(model.classes, model.prompts)
             assert changed.linear is not None
             rows = changed.linear.detach() + lam * self.weights.T.to(changed.linear)
             changed.linear = nn.Parameter(rows, requires_grad=False)
             return changed
-        changed = model.frozen_copy()
+        changed = model.copy_with_own_last_layer()
         layer = changed.towers.image_projection
         assert layer is not None
         layer.add_((lam * self.weights @ self.directions).to(layer))
@@ -287,16 +287,13 @@ class LastLayerModels:
         fits = self.fits
         if fits.folds is None:
             model = self._at(lam)[0].applied(fits.old)
-            with torch.no_grad():
-                matrices = [item.class_matrix() for item in with_target_bias(model, fits.data, self.biases)]
+            matrices = class_matrices(with_target_bias(model, fits.data, self.biases))
             return predict_each_on_ranks(model, matrices, examples, batch, self.runtime)
 
         def without(fold: int, part: LabelledSet) -> list[pa.Table]:
             change = self._at(lam)[1 + fold]
             model = change.applied(fits.old)
-            with torch.no_grad():
-                biased = lowered_by(model, fits.data.tasks.target, self.biases, change.steady)
-                matrices = [item.class_matrix() for item in biased]
+            matrices = class_matrices(lowered_by(model, fits.data.tasks.target, self.biases, change.steady))
             return predict_each_on_ranks(model, matrices, part, batch, self.runtime)
 
         return out_of_fold(examples, fits.folds, without)

@@ -23,14 +23,42 @@ from holdfast.model.heads import HeadRound
 from holdfast.model.prompt_features import prompt_backbone
 
 _RIDGE = 0.01  # of the mean square of a feature's entry: enough to keep v short where features are few
+_BLOCK = 256  # rows of a symmetric product that are computed together
 
 
 def steady_direction(features: Tensor) -> Tensor:
-    """v with f · v as near to 1 as can be over features [n, D], by least squares with a small ridge: [D]."""
+    """v with f · v as near to 1 as can be over features F [n, D], by least squares with a small ridge r: [D].
+
+        v = (Fᵀ F + r)⁻¹ Fᵀ 1 = Fᵀ (F Fᵀ + r)⁻¹ 1        r = _RIDGE · |F|² / D
+
+    The first form is solved where features have fewer entries than there are of them, the second elsewhere.
+    """
     features = features.double()
-    moments = features.T @ features / len(features)
-    moments.diagonal().add_(_RIDGE * moments.diagonal().mean())
-    return torch.linalg.solve(moments, features.mean(dim=0))
+    n, width = features.shape
+    if n < width:
+        return features.T @ _solved(_gram(features), torch.ones_like(features[:, 0]), width)
+    return _solved(_gram(features.T), features.sum(dim=0), width)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """rows @ rows.T, of which a CPU computes little more than the lower half: what lies above is not read."""
+    count = len(rows)
+    if rows.is_cuda or count < 2 * _BLOCK:
+        return rows @ rows.T
+    product = rows.new_zeros(count, count)
+    for start in range(0, count, _BLOCK):
+        end = min(start + _BLOCK, count)
+        torch.mm(rows[start:end], rows[:end].T, out=product[start:end, :end])
+    return product
+
+
+def _solved(gram: Tensor, right: Tensor, width: int) -> Tensor:
+    """(gram + r)⁻¹ right, from the lower half of ``gram``, which is written to; its trace is |F|²."""
+    gram.diagonal().add_(_RIDGE * gram.diagonal().sum() / width)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed):  # values that are not finite, or zero throughout: said, or handed on, by a solver that pivots
+        return torch.linalg.solve(gram.tril() + gram.tril(-1).T, right)
+    return torch.cholesky_solve(right[:, None], factor)[:, 0]
 
 
 @torch.no_grad()
@@ -58,22 +86,36 @@ def moved_class(model: Classifier, name: str, move: Tensor) -> Classifier:
 
     A row of a linear head is moved as it is, and not brought back to length 1.
     """
-    moved = model.with_classes(model.classes, model.prompts)
-    if moved.linear is not None:
-        row = model.class_index(name)
-        lowered = moved.linear.detach().clone()
-        lowered[row] += move.to(lowered)
-        moved.linear = nn.Parameter(lowered, requires_grad=False)
-        return moved
+    return _moved_class(model, name, [move])[0]
+
+
+def _moved_class(model: Classifier, name: str, moves: Sequence[Tensor]) -> list[Classifier]:
+    """The same for each of several moves."""
+    if model.linear is not None:
+        return [_moved_row(model, model.class_index(name), move) for move in moves]
     # The prompts' projections P have lengths s. With V such that P-before-projection · V = s, adding U Vᵀ makes each
     # of them s (E2 + U), whatever the number of prompts.
-    backbone, projected = _prompts(moved, name)
-    projection = moved.towers.projection
-    added = HeadRound((name,), moved.towers.embed_dim, moved.towers.text_width, 1).requires_grad_(False)
-    added.to(device=projection.device, dtype=projection.dtype)
-    added.U[0, :, 0] = move.to(added.U)
-    added.V[0, :, 0] = (torch.linalg.pinv(backbone) @ projected.norm(dim=1)).to(added.V)
-    moved.heads.append(added)
+    backbone, projected = _prompts(model, name)
+    lengths = torch.linalg.pinv(backbone) @ projected.norm(dim=1)
+    projection = model.towers.projection
+    found: list[Classifier] = []
+    for move in moves:
+        moved = model.with_classes(model.classes, model.prompts)
+        added = HeadRound((name,), moved.towers.embed_dim, moved.towers.text_width, 1).requires_grad_(False)
+        added.to(device=projection.device, dtype=projection.dtype)
+        added.U[0, :, 0] = move.to(added.U)
+        added.V[0, :, 0] = lengths.to(added.V)
+        moved.heads.append(added)
+        found.append(moved)
+    return found
+
+
+def _moved_row(model: Classifier, row: int, move: Tensor) -> Classifier:
+    moved = model.with_classes(model.classes, model.prompts)
+    assert moved.linear is not None
+    lowered = moved.linear.detach().clone()
+    lowered[row] += move.to(lowered)
+    moved.linear = nn.Parameter(lowered, requires_grad=False)
     return moved
 
 
@@ -91,9 +133,22 @@ def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float
     return lowered_by(model, data.tasks.target, amounts, direction)
 
 
+@torch.no_grad()
 def lowered_by(model: Classifier, name: str, amounts: Sequence[float], direction: Tensor) -> list[Classifier]:
     """The model with a class's logit lowered by each of the amounts; for nothing it is the model itself."""
-    return [with_lower_logit(model, name, amount, direction) if amount else model for amount in amounts]
+    moves = [-amount * model.class_temperature * direction for amount in amounts if amount]
+    moved = iter(_moved_class(model, name, moves) if moves else ())
+    return [next(moved) if amount else model for amount in amounts]
+
+
+@torch.no_grad()
+def class_matrices(models: Sequence[Classifier]) -> list[Tensor]:
+    """Class matrices of models that share their towers, prompts and label space: one pass of the text tower."""
+    first = models[0]
+    if first.linear is not None:
+        return [model.class_matrix() for model in models]
+    backbone = prompt_backbone(first.towers, first.prompt_tokens)
+    return [model.class_features_of(backbone) for model in models]
 
 
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:

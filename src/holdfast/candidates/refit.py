@@ -70,10 +70,10 @@ class TargetRefit:
 
     @torch.no_grad()
     def applied(self, model: Classifier) -> Classifier:
-        """The model with the change: a copy, where the image tower moves, and else one that shares its towers."""
+        """The model with the change, for looking at: all but the weights that move is shared."""
         if self.direction is None:
             return moved_class(model, self.name, self.weights)
-        changed = model.frozen_copy()
+        changed = model.copy_with_own_last_layer()
         layer = changed.towers.image_projection
         assert layer is not None
         layer.add_(torch.outer(self.weights, self.direction).to(layer))

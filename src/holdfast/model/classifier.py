@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +130,7 @@ class Classifier(nn.Module):
         """
         kept = _kept([prompts], self.towers.kept_texts)
         backbone = prompt_backbone(self.towers, self.prompt_tokens) if kept is None else kept[0]
-        return self._class_features(backbone)
+        return self.class_features_of(backbone)
 
     def text_features_together(
         self,
@@ -148,7 +149,7 @@ class Classifier(nn.Module):
         return (
             self._text_features(of_captions, head),
             self._text_features(of_plain, None),
-            self._class_features(of_prompts),
+            self.class_features_of(of_prompts),
         )
 
     def _backbones(
@@ -171,7 +172,8 @@ class Classifier(nn.Module):
                 projected = projected if change is None else projected + change
             return unit(projected)
 
-    def _class_features(self, backbone: Tensor) -> Tensor:
+    def class_features_of(self, backbone: Tensor) -> Tensor:
+        """The same from Ē2 of the class prompts, in the order of ``prompt_tokens``: [P, text_width] -> [K, D]."""
         with torch.autocast(backbone.device.type, enabled=False):
             backbone = full_precision(backbone)
             projected = self._plain(backbone)
@@ -259,6 +261,25 @@ class Classifier(nn.Module):
     def copy(self) -> Classifier:
         """A deep copy that can be trained without touching this one."""
         return copy.deepcopy(self)
+
+    def copy_sharing(self, shared: Iterable[tuple[Tensor, Tensor]]) -> Classifier:
+        """A copy that nothing trains, which holds the memory of other tensors in place of some of this model's own.
+
+        ``shared`` are pairs of this model's parameter or buffer and of a tensor with the same values, which may be
+        itself. Whoever writes to such a tensor changes every model that holds it: for models that are only looked at.
+        """
+        memo: dict[int, Any] = {}
+        for own, other in shared:
+            memory = other.detach()
+            memo[id(own)] = nn.Parameter(memory, requires_grad=False) if isinstance(own, nn.Parameter) else memory
+        copied: Classifier = copy.deepcopy(self, memo)
+        return copied.requires_grad_(False).eval()
+
+    def copy_with_own_last_layer(self) -> Classifier:
+        """A copy whose image tower's last layer may be written to; everything else is shared with this model."""
+        own = {id(parameter) for parameter in self.towers.image_projection_parameters()}
+        tensors = [*self.parameters(), *self.buffers()]
+        return self.copy_sharing((tensor, tensor) for tensor in tensors if id(tensor) not in own)
 
     def frozen_copy(self) -> Classifier:
         """A deep copy that nothing trains: the old model w_old of a round."""

@@ -7,6 +7,9 @@ precision and the arithmetic of the machine. A batch that is found is therefore 
 bit for bit. Where a tower ends in a linear layer, what that layer sees is kept: a model whose last layer alone moved
 finds it, too.
 
+Within a process neither file nor pictures are read a second time: which batch some rows of a set are is remembered for
+as long as pictures and weights are the same objects, unchanged, and the batches that were used last stay in memory.
+
 It is a cache: whatever is wrong with it, features are computed again. ``HOLDFAST_FEATURES=off`` leaves it out, and a
 number is its limit in GiB; beyond it the batches that were used longest ago go. It lies in ``features`` of the cache
 folder, which may be deleted at any time. Features of sealed and test pictures are never written.
@@ -16,13 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -32,10 +36,11 @@ from torch import Tensor
 
 from holdfast.artifacts import canonical_json, is_temporary, read_regular, write_atomic
 from holdfast.data.identity import cache_folder
-from holdfast.data.round import LabelledSet, PairSet, View
+from holdfast.data.round import LabelledSet, PairSet, Pixels, View
 from holdfast.data.transforms import normalize_views
 from holdfast.errors import HoldfastError, UserError
 from holdfast.model.compute import active_mode
+from holdfast.model.same_weights import HeldWeights
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.model.workers import separate_threads
 
@@ -50,19 +55,59 @@ _AHEAD = 1  # blocks that are begun while one is waited for
 _DIGEST = hashlib.sha256().digest_size
 _LONGEST = 1 << 30  # bytes of a batch
 _LOOK_EVERY = 1 << 28  # bytes written between two looks at the size of the folder
+_IN_MEMORY = 1 << 28  # bytes of the batches that a folder's store keeps in memory, too
+_MOST_NAMES = 1 << 14  # blocks whose key is remembered
 _ABANDONED = 3600.0  # seconds after which a file that somebody was writing is nobody's
+
+
+class _Names:
+    """Keys of blocks by what they were made of: a tower, rows of a set of pictures and their views."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, int, bytes, bytes], tuple[ReferenceType[Pixels], str]] = {}
+
+    def get(self, name: tuple[bytes, bytes, bytes], pixels: Pixels) -> str | None:
+        """The key of a block of these pictures, if it was worked out before."""
+        tower, rows, view = name
+        found = self._known.get((tower, id(pixels), rows, view))
+        return found[1] if found is not None and found[0]() is pixels else None
+
+    def put(self, name: tuple[bytes, bytes, bytes], pixels: Pixels, key: str) -> None:
+        """Remember it for as long as the pictures are there."""
+        if len(self._known) >= _MOST_NAMES:
+            self._known.clear()
+        tower, rows, view = name
+        self._known[tower, id(pixels), rows, view] = ref(pixels), key
 
 
 @dataclass
 class FeatureStore:
-    """Batches of features in a folder; several processes may use it at once."""
+    """Batches of features in a folder; several processes may use it at once. Nobody may change a batch."""
 
     folder: Path
     limit: int  # bytes
     written: int = _LOOK_EVERY  # since the last look at the folder's size: the first batch looks
+    names: _Names = field(default_factory=_Names, compare=False)
+    _recent: OrderedDict[str, Tensor] = field(default_factory=OrderedDict[str, Tensor], compare=False)
 
     def get(self, key: str) -> Tensor | None:
         """The batch with this key; None where it is not at hand, or not whole."""
+        found = self._recent.get(key)
+        found = self._read(key) if found is None else found
+        if found is not None:
+            self._remember(key, found)
+            with suppress(OSError):
+                os.utime(self.folder / key)  # used now: it goes last
+        return found
+
+    def _remember(self, key: str, batch: Tensor) -> None:
+        self._recent[key] = batch
+        self._recent.move_to_end(key)
+        total = sum(item.nbytes for item in self._recent.values())
+        while total > min(_IN_MEMORY, self.limit):
+            total -= self._recent.popitem(last=False)[1].nbytes
+
+    def _read(self, key: str) -> Tensor | None:
         path = self.folder / key
         try:
             content = read_regular(path, _LONGEST)
@@ -76,12 +121,11 @@ class FeatureStore:
             with suppress(OSError):
                 path.unlink()
             return None
-        with suppress(OSError):
-            os.utime(path)  # used now: it goes last
         return found
 
     def put(self, key: str, batch: Tensor) -> None:
-        """Keep a batch; where that is not possible, nothing happens."""
+        """Keep a batch; where that is not possible on disk, in memory."""
+        self._remember(key, batch.detach())
         tensors = save({_NAME: batch.detach().cpu().contiguous()})
         content = hashlib.sha256(tensors).digest() + tensors
         if len(content) > self.limit:
@@ -126,6 +170,7 @@ class MemoryStore:
     """Batches of features for as long as somebody holds it."""
 
     def __init__(self) -> None:
+        self.names = _Names()
         self._kept: dict[str, Tensor] = {}
 
     def get(self, key: str) -> Tensor | None:
@@ -209,9 +254,8 @@ class _Blocks:
         self.run = towers.image_features if what == "features" else towers.image_hidden
         self.preprocess, self.dtype, self.store = preprocess, dtype, store
         self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # a thread's own
-        self.base = hashlib.sha256(canonical_json([_FORMAT, what, str(dtype), _arithmetic()]).encode())
-        if store is not None:
-            _add_tower(self.base, towers, preprocess, last_layer=what == "features")
+        kind = canonical_json([_FORMAT, what, str(dtype), _arithmetic()])
+        self.base = None if store is None else _tower_digest(kind, towers, preprocess, last_layer=what == "features")
 
     def encoded(
         self, examples: LabelledSet | PairSet, positions: np.ndarray | None, view: View | None
@@ -222,18 +266,29 @@ class _Blocks:
         with separate_threads(torch.get_num_threads()) as threads:
             for start in range(0, count, _BLOCK):
                 here = slice(start, min(start + _BLOCK, count))
-                pixels = examples.images(here if positions is None else positions[here])
-                begun.append((here, self._begin(threads, pixels, None if view is None else view[here])))
+                chosen = np.arange(here.start, here.stop) if positions is None else positions[here]
+                begun.append((here, self._begin(threads, examples, chosen, None if view is None else view[here])))
                 if len(begun) > _AHEAD:
                     yield self._end(*begun.popleft())
             while begun:
                 yield self._end(*begun.popleft())
 
-    def _begin(self, threads: ThreadPoolExecutor, pixels: Tensor, view: View | None) -> _Block:
-        key = "" if self.store is None else _key(self.base.copy(), pixels, view)
-        found = None if self.store is None else self.store.get(key)
-        if found is not None:
-            return _Block(key, found, [])
+    def _begin(
+        self, threads: ThreadPoolExecutor, examples: LabelledSet | PairSet, positions: np.ndarray, view: View | None
+    ) -> _Block:
+        key, pixels = "", None
+        if self.store is not None and self.base is not None:
+            name = self.base.digest(), examples.rows[positions].tobytes(), _view_bytes(view)
+            known = self.store.names.get(name, examples.pixels)
+            if known is None:
+                pixels = examples.images(positions)
+                known = _key(self.base.copy(), pixels, view)
+                self.store.names.put(name, examples.pixels, known)
+            key = known
+            found = self.store.get(key)
+            if found is not None:
+                return _Block(key, found, [])
+        pixels = examples.images(positions) if pixels is None else pixels
         parts = [slice(start, start + _PASS) for start in range(0, len(pixels), _PASS)]
         passes = [threads.submit(self._pass, pixels[part], None if view is None else view[part]) for part in parts]
         return _Block(key, None, passes)
@@ -266,25 +321,59 @@ class _Digest(Protocol):
     """A hash that is being computed."""
 
     def update(self, data: bytes | memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
+    def copy(self) -> _Digest: ...
     def hexdigest(self) -> str: ...
 
 
 def _add_tower(digest: _Digest, towers: TwoTowers, preprocess: Preprocess, *, last_layer: bool) -> None:
     """Architecture, preprocessing and weights of an image tower; buffers are statistics of its norms."""
     digest.update(canonical_json([towers.spec(), preprocess.to_json()]).encode())
-    weights = towers.image_parameters() if last_layer else towers.image_backbone_parameters()
-    for tensor in (*weights, *towers.buffers()):
+    for tensor in _weights(towers, last_layer=last_layer):
         digest.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(_bytes(tensor))
+
+
+_towers: WeakKeyDictionary[TwoTowers, dict[str, tuple[HeldWeights, _Digest]]] = WeakKeyDictionary()
+
+
+def _tower_digest(kind: str, towers: TwoTowers, preprocess: Preprocess, *, last_layer: bool) -> _Digest:
+    """The hash of all that a block depends on beside its pictures: of weights that did not change, found again."""
+    weights = _weights(towers, last_layer=last_layer)
+    name = canonical_json([kind, preprocess.to_json()])
+    alike = [towers, *(item for item in list(_towers) if item is not towers and type(item) is type(towers))]
+    for item in alike:
+        held = _towers.get(item, {}).get(name)
+        if held is not None and held[0].same(weights):
+            _towers.setdefault(towers, {})[name] = held
+            return held[1]
+    digest = hashlib.sha256(kind.encode())
+    _add_tower(digest, towers, preprocess, last_layer=last_layer)
+    held_weights = HeldWeights.of(weights)
+    if held_weights is not None:
+        _towers.setdefault(towers, {})[name] = held_weights, digest
+    return digest
+
+
+def _weights(towers: TwoTowers, *, last_layer: bool) -> list[Tensor]:
+    weights = towers.image_parameters() if last_layer else towers.image_backbone_parameters()
+    return [*weights, *towers.buffers()]
 
 
 def _key(digest: _Digest, pixels: Tensor, view: View | None) -> str:
     digest.update(canonical_json(list(pixels.shape)).encode())
     digest.update(_bytes(pixels))
-    if view is not None:
-        for part in (view.box, view.flip, *(() if view.angle is None else (view.angle,))):
-            digest.update(_bytes(part))
+    for part in _view_parts(view):
+        digest.update(_bytes(part))
     return digest.hexdigest()
+
+
+def _view_parts(view: View | None) -> tuple[Tensor, ...]:
+    return () if view is None else (view.box, view.flip, *(() if view.angle is None else (view.angle,)))
+
+
+def _view_bytes(view: View | None) -> bytes:
+    return b"".join(_bytes(part) for part in _view_parts(view))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

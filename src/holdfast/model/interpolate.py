@@ -10,12 +10,15 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.heads import HeadRound
 
 
-def interpolate(old: Classifier, new: Classifier, lam: float) -> Classifier:
+def interpolate(old: Classifier, new: Classifier, lam: float, *, share: bool = False) -> Classifier:
     """The model at λ on the straight line from ``old`` (λ = 0) to ``new`` (λ = 1).
 
     Towers go linearly. A head added since goes as W_k(λ) = (1 − λ) W_k,old + λ W_k,new: the scale of its U Vᵀ becomes
     λ times what it was. (U and V interpolated each for itself would give (1−λ)² and λ² terms and a mixed one.) Both
     ends are exact: λ = 0 gives the old logits bit for bit, λ = 1 the new ones.
+
+    With ``share`` weights of the towers that are equal at both ends are not copied: the model holds the old one's
+    memory, and may be looked at but not trained.
     """
     if not 0 <= lam <= 1:
         raise UserError("lambda must lie between 0 and 1", found=str(lam))
@@ -25,7 +28,7 @@ def interpolate(old: Classifier, new: Classifier, lam: float) -> Classifier:
         )
     if old.class_temperature != new.class_temperature:
         raise UserError("these two models have different class temperatures")
-    between = new.frozen_copy()
+    between = new.copy_sharing(_equal(old, new)) if share else new.frozen_copy()
     with torch.no_grad():
         _lerp_module(between.towers, old.towers, lam)
         _scale_heads(between, old, lam)
@@ -41,10 +44,27 @@ def _lerp(start: Tensor, end: Tensor, lam: float) -> Tensor:
 def _lerp_module(between: nn.Module, old: nn.Module, lam: float) -> None:
     """``between`` holds the new values and receives the mixed ones, buffers (BatchNorm's statistics) included."""
     for new_value, old_value in zip(_tensors(between), _tensors(old), strict=True):
+        if new_value.data_ptr() == old_value.data_ptr():  # shared, and equal at both ends
+            continue
         if new_value.is_floating_point():
             new_value.copy_(_lerp(old_value, new_value, lam))
         elif lam == 0:
             new_value.copy_(old_value)
+
+
+def _equal(old: Classifier, new: Classifier) -> list[tuple[Tensor, Tensor]]:
+    """Tensors of the new model's towers that are the old one's, too, each with that one."""
+    pairs = zip(_all_tensors(new.towers), _all_tensors(old.towers), strict=True)
+    return [(mine, its) for mine, its in pairs if mine.device == its.device and _equal_values(mine, its)]
+
+
+def _all_tensors(module: nn.Module) -> list[Tensor]:
+    """Those that no file of weights holds, too."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def _equal_values(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
