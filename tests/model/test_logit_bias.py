@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.candidates.logit_bias import class_matrices, features_of, lowered_by, steady_direction, with_lower_logit
+from holdfast.candidates.logit_bias import (
+    Products,
+    class_matrices,
+    features_of,
+    lowered_by,
+    steady_direction,
+    with_lower_logit,
+)
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
@@ -48,6 +55,18 @@ def test_the_direction_is_the_same_by_either_form(n: int, width: int) -> None:
     naive = torch.linalg.solve(moments + ridge, features.mean(dim=0))
     torch.testing.assert_close(steady_direction(features), naive, rtol=1e-9, atol=1e-12)
     assert torch.equal(features, kept)
+
+
+@pytest.mark.parametrize(("n", "width"), [(40, 12), (30, 70), (14, 12), (530, 900), (900, 530)])
+@pytest.mark.parametrize("left_out", [0.0, 0.2, 0.7])
+def test_the_direction_of_a_part_from_the_products_of_all(n: int, width: int, left_out: float) -> None:
+    draw = torch.Generator().manual_seed(n)
+    features = 1.0 + torch.randn(n, width, generator=draw, dtype=torch.float64)
+    products = Products.of(features)
+    for _ in range(2):  # a second part is not another for the first
+        kept = torch.rand(n, generator=draw) >= left_out
+        naive = steady_direction(features[kept].clone())
+        torch.testing.assert_close(products.steady(kept), naive, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(20, 5), (5, 20)])

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from holdfast.artifacts import fingerprint_bytes, image_key
-from holdfast.candidates.refit import Pictures, TargetRefit, refit_from_features
+from holdfast.candidates.logit_bias import Products
+from holdfast.candidates.refit import Pictures, TargetRefit, entries_of, refit_from_features
 from holdfast.data.round import LabelledSet, Role, RoundData
 from holdfast.model.classifier import Classifier
 
@@ -130,10 +131,12 @@ def cross_fit(
     if folds is None:
         return CrossFit(whole)
     place = torch.from_numpy(folds.of_ids(pictures.ids)).to(pictures.labels.device)
+    products = Products.of(entries_of(model, pictures.hidden, pictures.features))
     fits: list[tuple[TargetRefit, Tensor]] = []
     for fold in range(folds.count):
         kept = place != fold
-        fit = refit_from_features(model, name, direction, *(values[kept] for values in pictures.tensors), start=whole)
+        part, steady = (values[kept] for values in pictures.tensors), products.steady(kept)
+        fit = refit_from_features(model, name, direction, *part, start=whole, steady=steady)
         fits.append((fit, fit.steady_after(model, pictures)))
     return CrossFit(whole, tuple(fits))
 

@@ -12,6 +12,7 @@ developed further like any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,34 @@ def steady_direction(features: Tensor) -> Tensor:
     if n < width:
         return features.T @ _solved(_gram(features), torch.ones_like(features[:, 0]), width)
     return _solved(_gram(features.T), features.sum(dim=0), width)
+
+
+@dataclass(frozen=True)
+class Products:
+    """F Fᵀ of features F [n, D] where n < D, and else Fᵀ F: directions of many parts of them, by one large product."""
+
+    features: Tensor
+    product: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor) -> Products:
+        """Of features as :func:`steady_direction` takes them."""
+        features = features.double()
+        lower = _gram(features if features.shape[0] < features.shape[1] else features.T)
+        return cls(features, lower.tril() + lower.tril(-1).T)
+
+    def steady(self, kept: Tensor) -> Tensor:
+        """:func:`steady_direction` of the features of a mask [n]; up to rounding."""
+        n, width = self.features.shape
+        count = int(kept.sum())
+        if n < width:
+            part, ones = self.features[kept], torch.ones(count, dtype=torch.float64, device=kept.device)
+            return part.T @ _solved(self.product[kept][:, kept], ones, width)
+        if count < max(width, n // 2):
+            return steady_direction(self.features[kept])
+        left_out = self.features[~kept]
+        total = self.features.sum(dim=0) - left_out.sum(dim=0)
+        return _solved(self.product - _gram(left_out.T), total, width)
 
 
 def _gram(rows: Tensor) -> Tensor:

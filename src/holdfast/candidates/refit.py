@@ -117,15 +117,17 @@ class Design:
     steady: Tensor  # [width]
 
     @classmethod
-    def of(cls, entries: Tensor) -> Design:
-        """Of entries [n, width] as a logit sees them."""
-        steady = steady_direction(entries)
+    def of(cls, entries: Tensor, steady: Tensor | None = None) -> Design:
+        """Of entries [n, width] as a logit sees them; ``steady`` is their :func:`steady_direction`, if it is known."""
+        steady = steady_direction(entries) if steady is None else steady
         column, centre = entries @ steady, entries.mean(dim=0)
-        spread = (entries - column[:, None] * centre).std(dim=0)
+        columns = torch.cat([entries, column[:, None]], dim=1)
+        centred = columns[:, :-1].addcmul_(column[:, None], centre, value=-1)
+        spread = centred.std(dim=0)
         usual = spread.square().mean()
         scale = (spread.square() + usual).rsqrt()
         scale = torch.where(usual > 0, scale / (spread * scale).square().mean().sqrt(), 0)
-        columns = torch.cat([entries * scale - column[:, None] * (centre * scale), column[:, None]], dim=1)
+        centred.mul_(scale)
         return cls(columns, centre, scale, steady)
 
     def weights(self, unknown: Tensor) -> Tensor:
@@ -171,17 +173,18 @@ def refit_from_features(
     features: Tensor,
     labels: Tensor,
     start: TargetRefit | None = None,
+    steady: Tensor | None = None,
 ) -> TargetRefit:
     """The same from what the tower says of pictures: h, E1 before normalisation, and class indices.
 
-    Without a direction the head of the class moves, and E1 stands in for h. A ``start`` that is near makes it fast.
+    Without a direction the head of the class moves, and E1 stands in for h. A ``start`` that is near makes it fast, and
+    so does the :func:`steady_direction` of the entries (:func:`entries_of`), where it is known.
     """
     row, tau = model.class_index(name), model.class_temperature
-    hidden, features = hidden.double(), features.double()
-    lengths = features.norm(dim=1, keepdim=True) if model.towers.unit_features else torch.ones_like(features[:, :1])
+    features = features.double()
     with torch.no_grad():
-        logits = features @ model.class_matrix().double().T / lengths / tau
-    entries = hidden / lengths
+        logits = features @ model.class_matrix().double().T / _lengths(model, features) / tau
+    entries = entries_of(model, hidden, features)
     own = prompt_features(model, name) if direction is None and model.linear is None else None
 
     def moved(p: Tensor) -> Tensor:
@@ -191,13 +194,22 @@ def refit_from_features(
         return entries @ functional.normalize(prompts.mean(dim=0), dim=0) / tau
 
     share, margin = _IN_HEAD if direction is None else _IN_TOWER
-    design = Design.of(entries)
+    design = Design.of(entries, steady)
     unknown = None if start is None else start.start
     found, unknown = _solve(design, logits, labels, row, moved, tau, share, margin, unknown, linear=own is None)
     raised = tau * design.steady  # raises the target's logit by 1
     with torch.no_grad():
         more = _forward(lambda amount: moved(found + amount * raised), logits, labels, row)
     return TargetRefit(name, found + more * raised, direction, unknown)
+
+
+def entries_of(model: Classifier, hidden: Tensor, features: Tensor) -> Tensor:
+    """What a logit is linear in, in float64: h by the length that E1 is divided by."""
+    return hidden.double() / _lengths(model, features.double())
+
+
+def _lengths(model: Classifier, features: Tensor) -> Tensor:
+    return features.norm(dim=1, keepdim=True) if model.towers.unit_features else torch.ones_like(features[:, :1])
 
 
 def _forward(raised: Callable[[float], Tensor], logits: Tensor, labels: Tensor, row: int) -> float:

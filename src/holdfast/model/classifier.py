@@ -173,7 +173,7 @@ class Classifier(nn.Module):
             return unit(projected)
 
     def class_features_of(self, backbone: Tensor) -> Tensor:
-        """The same from Ē2 of the class prompts, in the order of ``prompt_tokens``: [P, text_width] -> [K, D]."""
+        """Class features from Ē2 of the class prompts, in the order of ``prompt_tokens``: [P, text_width] -> [K, D]."""
         with torch.autocast(backbone.device.type, enabled=False):
             backbone = full_precision(backbone)
             projected = self._plain(backbone)

@@ -311,7 +311,7 @@ class Round:
         return scored(self.config, self.folder, made, self._ledger())
 
     def model(self, candidate: Candidate) -> Classifier:
-        """The weights of a candidate."""
+        """The weights of a candidate, to look at: what did not move may be the old model's own. Copy it to train it."""
         kept = self.folder.tested / candidate.name
         if self.models.has(kept):  # what is tested is what is handed back, bit for bit
             return self.models.get(kept).to(self.runtime.device)
