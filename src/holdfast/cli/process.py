@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -40,6 +41,24 @@ def leave_out_pandas() -> None:
         sys.meta_path.remove(absent)
 
 
+@contextmanager
+def short_lived() -> Iterator[None]:
+    """For a command that answers in a fraction of a second: no search for reference cycles, neither now nor at the end.
+
+    Such a command mostly imports, and what it imports lives as long as it does. The collector looks through all of it
+    again and again, and twice more when Python ends: a tenth of the command's time, to find nothing. Whatever has no
+    reference left is freed at once, as ever.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # what lives now is not looked at again
+        if collecting:
+            gc.enable()
+
+
 _TRIM, _MAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's mallopt
 
 
@@ -50,6 +69,8 @@ def keep_freed_memory() -> None:
     half of the time of a forward pass over a batch of pictures. Where the C library knows no such setting nothing
     happens.
     """
+    import ctypes
+
     try:
         setting = ctypes.CDLL(None).mallopt
         setting(_MAP, 1 << 30)  # the largest that it takes
