@@ -10,15 +10,16 @@ from pictures import encode, picture, write_folder
 from PIL import Image
 
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
-from holdfast.data.assemble import assemble, survey
+from holdfast.data.assemble import assemble
 from holdfast.data.catalogue import count_problems
 from holdfast.data.identity import PictureCache, default_cache
 from holdfast.data.images import open_image, picture_id, to_rgb
 from holdfast.data.inspection import copies
 from holdfast.data.pack import pack
 from holdfast.data.roles import assign
-from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
+from holdfast.data.survey import survey
+from holdfast.data.task import Role
 
 
 def identity(content: bytes) -> str:

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from holdfast.artifacts import fingerprint_bytes, image_key
 from holdfast.candidates.refit import Pictures, TargetRefit, refit_from_features
-from holdfast.data.round import LabelledSet, Role, RoundData
+from holdfast.data.round import LabelledSet, RoundData
+from holdfast.data.task import Role
 from holdfast.model.classifier import Classifier
 
 MOST = 3000  # training and dev images of a round that is cross-fitted

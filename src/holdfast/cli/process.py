@@ -33,10 +33,17 @@ def leave_out_pandas() -> None:
         return
     import pyarrow as pa
 
+    with without_pandas():
+        pa.array([])
+
+
+@contextmanager
+def without_pandas() -> Iterator[None]:
+    """The same for what runs inside, where it may well do without pyarrow: then that is not imported either."""
     absent = _Absent()
     sys.meta_path.insert(0, absent)
     try:
-        pa.array([])
+        yield
     finally:
         sys.meta_path.remove(absent)
 

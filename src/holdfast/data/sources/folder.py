@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
+from holdfast.data.catalogue import Entry, Listing, Problem
 from holdfast.data.images import SUFFIXES
+from holdfast.data.names import readable_name
 from holdfast.data.sources.files import SPLITS, expand, pictures_in, walk_pictures
 from holdfast.errors import UserError
 
