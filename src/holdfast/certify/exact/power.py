@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.certify.exact.region import SMALLEST, statistics
+from holdfast.certify.exact.region import SMALLEST, log_factorials_of, statistics
 from holdfast.certify.exact.score_test import rejects
-from holdfast.certify.exact.special import FloatArray, log_factorials, normal_quantile
+from holdfast.certify.exact.special import FloatArray, normal_quantile
 
 # Probability of the outcomes that the enumeration leaves out; power comes out too small by that much at most.
 LEFT_OUT = 1e-9
@@ -71,13 +71,15 @@ class _Outcomes:
 
         flips = reach(n * flip * max(1.0 - flip, 0.0))
         net = reach(n * max(flip - truth.difference**2, 0.0))
-        d = np.arange(max(0, math.floor(n * flip - flips)), min(n, math.ceil(n * flip + flips)) + 1)[:, None]
-        j = np.arange(math.floor(n * truth.difference - net), math.ceil(n * truth.difference + net) + 1)[None, :]
-        d, j = np.broadcast_arrays(d, j)
-        kept = ((d + j) % 2 == 0) & (np.abs(j) <= d)
-        b, c = (d[kept] + j[kept]) // 2, (d[kept] - j[kept]) // 2
+        fewest, most = max(0, math.floor(n * flip - flips)), min(n, math.ceil(n * flip + flips))
+        least, largest = math.floor(n * truth.difference - net), math.ceil(n * truth.difference + net)
+        d = np.arange(fewest, most + 1)[:, None]
+        # b - c = d - 2c rises along a row
+        c = np.arange(min(most, (most - least) // 2), max(0, (fewest - largest) // 2) - 1, -1)[None, :]
+        kept = (c <= d) & (d - 2 * c >= least) & (d - 2 * c <= largest)
+        b, c = (d - c)[kept], np.broadcast_to(c, kept.shape)[kept]
         same = n - b - c
-        logs = log_factorials(n)
+        logs = log_factorials_of(n)
         log_mass = logs[n] - logs[b] - logs[c] - logs[same]
         log_mass += b * math.log(p01) + c * math.log(p10) + same * math.log(max(1.0 - flip, SMALLEST))
         t = statistics(b, c, n, margin)
