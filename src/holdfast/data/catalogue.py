@@ -247,7 +247,7 @@ def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogu
     rows: list[tuple[int, str, str | None]] = []
     bad: list[Problem] = []
     positions = range(len(listing.entries))
-    cache = PictureCache()
+    cache = PictureCache(expected=len(listing.entries))
 
     def identify(position: int) -> tuple[str, str | None] | Problem:
         return _identify(listing, position, cache)

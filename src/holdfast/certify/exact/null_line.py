@@ -212,11 +212,13 @@ class _Interpolated:
     def bound(self, enough: float = 0.0) -> float:
         """An upper bound on f over the cells: a coarse look at all of them, a fine one where the largest may be.
 
-        The coarse one alone, where it is at most ``enough``.
+        The coarse one alone, where it is at most ``enough``, or where no fine one could be: f at the nodes, with all
+        that it can be off by, is above.
         """
         coarse = self._maximum(self.coefficients, COARSE_ANGLES) + self.addition
-        if coarse.max(initial=0.0) <= enough:
-            return float(coarse.max(initial=0.0))
+        largest = float(coarse.max(initial=0.0))
+        if largest <= enough or 0.0 < enough < float((self.values.max(axis=1) + self.addition).max()):
+            return largest
         best = coarse >= float(self.values.max())
         fine = self._maximum(self.coefficients[best], FINE_ANGLES) + self.addition[best]
         return max(float(coarse[~best].max(initial=0.0)), float(fine.max(initial=0.0)))
