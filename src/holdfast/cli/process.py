@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -41,7 +41,7 @@ def leave_out_pandas() -> None:
 
 
 @contextmanager
-def without_pandas() -> Iterator[None]:
+def without_pandas() -> Generator[None]:
     """The same for what runs inside, where it may well do without pyarrow: then that is not imported either."""
     absent = _Absent()
     sys.meta_path.insert(0, absent)
@@ -52,7 +52,7 @@ def without_pandas() -> Iterator[None]:
 
 
 @contextmanager
-def short_lived() -> Iterator[None]:
+def short_lived() -> Generator[None]:
     """For a command that answers in a fraction of a second: no search for reference cycles, nor for pydantic's plugins.
 
     Such a command mostly imports, and what it imports lives as long as it does. The collector looks through all of it
