@@ -28,8 +28,9 @@ mpl.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.machine import commit, machine
-from holdfast.data.round import LabelledSet, RoundData, TaskSpec
+from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.sources.store import PackedPixels
+from holdfast.data.task import TaskSpec
 from holdfast.evaluate.predict import predict
 from holdfast.runtime import Runtime
 from holdfast.train.loop import train

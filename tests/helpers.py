@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.round import LabelledSet, PairSet, RoundData
+from holdfast.data.task import TaskSpec
 
 
 class ArrayPixels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from holdfast.artifacts import (
     fingerprint_json,
     read_jsonl,
     read_predictions,
+    read_regular,
     write_atomic,
     write_json,
     write_predictions,
@@ -42,6 +44,40 @@ def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path, monkeypatch: p
     assert "untouched" in caught.value.do
     assert path.read_text() == '{\n  "before": 1\n}\n'
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # no half-written file is left behind
+
+
+def test_a_file_is_read_to_its_end_and_no_further_than_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    assert read_regular(tmp_path / "empty", 0) == b""
+    assert read_regular(tmp_path / "file", 1000) == b"x" * 1000
+    with pytest.raises(OSError, match="larger than 999 bytes"):
+        read_regular(tmp_path / "file", 999)
+    with pytest.raises(OSError, match="a folder, not a regular file"):
+        read_regular(tmp_path, 1000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 2000])
+def test_a_file_that_grows_or_shrinks_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    content = bytes(range(250)) * 4
+    (tmp_path / "file").write_bytes(content)
+    known = os.stat_result((0o100644, *(0 for _ in range(5)), size, 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda handle: known)  # as it was before
+    assert read_regular(tmp_path / "file", 2000) == content
+    with pytest.raises(OSError, match="larger than 900 bytes"):
+        read_regular(tmp_path / "file", 900)
+
+
+def test_to_read_a_file_takes_its_own_size_in_memory_not_that_of_the_largest(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        read_regular(tmp_path / "file", 256 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_writer_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:

@@ -111,14 +111,28 @@ def read_regular(path: Path, limit: int) -> bytes:
     A named pipe would wait for ever and a device would never end: neither is read, also not behind a link.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, f"{_kind_of_file(status.st_mode)}, not a regular file", str(path))
-        content = b"" if status.st_size > limit else file.read(limit + 1) or b""
+        content = b"" if status.st_size > limit else _read_to_end(handle, status.st_size, limit + 1)
         if status.st_size > limit or len(content) > limit:
             raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
         return content
+    finally:
+        os.close(handle)
+
+
+def _read_to_end(handle: int, expected: int, most: int) -> bytes:
+    """What a file holds, up to ``most`` bytes. Memory is asked for what is ``expected``, not for what is allowed."""
+    content = os.read(handle, min(expected + 1, most))
+    if len(content) == expected:  # it was asked for one byte more: this is the end
+        return content
+    pieces = [content]
+    while content and (left := most - sum(map(len, pieces))) > 0:  # it grows while it is read, or had no size
+        content = os.read(handle, min(left, 1 << 20))
+        pieces.append(content)
+    return b"".join(pieces)
 
 
 def read_or_empty(path: Path, limit: int, *, what: str = "", expected: str = "", do: str) -> bytes:

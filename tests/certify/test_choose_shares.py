@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.certify.choose_shares import LEVELS, MOST_NAMED, MOST_OF_TARGET, choose_shares
 from holdfast.certify.forecast import forecast
-from holdfast.data.catalogue import CATALOGUE, Catalogue
+from holdfast.data.catalogue import Catalogue, catalogue_schema
 from holdfast.data.init_round import ChosenPlan
 from holdfast.data.roles import assign, count_roles
 
@@ -25,7 +25,7 @@ def listed(images: dict[str, int], split: str | None = None) -> Catalogue:
          "reader": 0, "index": number}
         for label, count in images.items() for number in range(count)
     ]  # fmt: skip
-    return Catalogue(pa.Table.from_pylist(rows, schema=CATALOGUE), ())
+    return Catalogue(pa.Table.from_pylist(rows, schema=catalogue_schema()), ())
 
 
 def chosen(images: dict[str, int], target: str | None = "t", margin: float = 0.05) -> ChosenPlan:
@@ -106,8 +106,10 @@ def test_without_a_target_there_is_one_margin_that_suits_every_class() -> None:
 
 def test_sealed_images_of_the_source_are_counted_as_they_are() -> None:
     train, sealed = listed(even(50)), listed(even(40), split="sealed")
-    renamed = sealed.table.set_column(0, CATALOGUE.field("example_id"), [[f"s{n}" for n in range(len(sealed.table))]])
-    renamed = renamed.set_column(5, CATALOGUE.field("locator"), [[f"s{n}" for n in range(len(sealed.table))]])
+    renamed = sealed.table.set_column(
+        0, catalogue_schema().field("example_id"), [[f"s{n}" for n in range(len(sealed.table))]]
+    )
+    renamed = renamed.set_column(5, catalogue_schema().field("locator"), [[f"s{n}" for n in range(len(sealed.table))]])
     both = Catalogue(pa.concat_tables([train.table, renamed]), ())
     plan = choose_shares(both, "t", proposed="t", margin=0.05, confidence=0.95)
     assert plan.roles.sealed == LEVELS[0].sealed  # a larger share would seal nothing more

@@ -18,9 +18,9 @@ from holdfast.certify.certificate import read_certificate, verify_certificate
 from holdfast.certify.claims import EXACT
 from holdfast.certify.grouped import BETTING, UnitCounts, units_of
 from holdfast.certify.ledger import Ledger
-from holdfast.certify.scores import Layout
 from holdfast.certify.sealed import Candidates, certify_candidates, write_run_certificate
 from holdfast.certify.sealed_claim import check_possible, largest_groups, read_sealed_claim, sealed_claim
+from holdfast.certify.settings import Layout
 from holdfast.errors import FaultError, UndecidedError, UserError
 from tests.certify.test_cli import Shell
 

@@ -18,8 +18,9 @@ from PIL import Image
 
 from holdfast import cli
 from holdfast.config import RoundConfig, TuneConfig, parse, read_toml
-from holdfast.data.assemble import labelled, survey
-from holdfast.data.round import Role
+from holdfast.data.assemble import labelled
+from holdfast.data.survey import survey
+from holdfast.data.task import Role
 from holdfast.errors import UserError
 from holdfast.model import weights
 

@@ -5,6 +5,7 @@ Modules are counted, never milliseconds; ``benchmarks/startup.py`` measures thos
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -31,6 +32,14 @@ HEAVY += ("duckdb", "numpy.f2py", "numpy.ma", "pyarrow.compute")
 TABLES = ("pyarrow",)
 SETTINGS = ("pydantic", "importlib.metadata", "holdfast.config")
 ARRAYS = ("numpy",)
+# What a round reads of its file and its pictures, and a plan does not; and what pydantic looks for plugins with.
+ROUND_ONLY = (
+    "holdfast.config.round",
+    "holdfast.data.round",
+    "holdfast.data.sources.parquet",
+    "holdfast.certify.tables",
+)
+ROUND_ONLY += ("concurrent.futures", "importlib.metadata")
 ROUND = """
 task.target = "foggy"
 data.source = { kind = "folder", path = "pictures" }
@@ -89,7 +98,7 @@ def write_round(folder: Path) -> None:
         ("--help", 0, (*ARRAYS, *TABLES, *SETTINGS)),
         ("plan --help", 0, (*ARRAYS, *TABLES, *SETTINGS)),
         ("plan --tasks 3 --images 100 --discordance 0.02", 0, (*TABLES, *SETTINGS, "PIL")),
-        ("plan round.toml", 0, ("holdfast.model", "PIL.TiffImagePlugin")),
+        ("plan round.toml", 0, ("holdfast.model", "PIL.TiffImagePlugin", *TABLES, *ROUND_ONLY)),
         ("develop typo.toml", 2, (*ARRAYS, *TABLES)),
         ("develop missing.toml", 2, (*ARRAYS, *TABLES)),
         ("certify old.csv new.csv --margin 0.05 --out c.json", 0, (*SETTINGS, "PIL")),
@@ -177,6 +186,51 @@ assert "pandas" in sys.modules
     environment = {**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_short_command_leaves_its_process_as_it_was() -> None:
+    script = """
+import gc, sys
+from holdfast.cli.process import short_lived
+with short_lived():
+    assert not gc.isenabled()
+    from holdfast.config import TaskConfig
+    assert "importlib.metadata" not in sys.modules
+assert gc.isenabled()
+assert "pydantic.plugin._loader" not in sys.modules
+from pydantic import BaseModel
+class Later(BaseModel):
+    number: int
+assert "importlib.metadata" in sys.modules  # plugins are looked for again
+print(TaskConfig(target="foggy").target, Later(number=3).number)
+gc.disable()
+with short_lived():
+    pass
+assert not gc.isenabled()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("foggy 3\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "collects"), [("plan", False), ("verify", False), ("develop", True), ("bench", True)]
+)
+def test_cycles_are_looked_for_where_a_command_takes_its_time(
+    monkeypatch: pytest.MonkeyPatch, command: str, collects: bool
+) -> None:
+    seen: list[bool] = []
+
+    def called(arguments: list[str]) -> Callable[..., int]:
+        return lambda **options: seen.append(gc.isenabled()) or 0
+
+    monkeypatch.setattr(holdfast.cli, "_called", called)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # this process goes on
+    monkeypatch.setattr(sys, "argv", ["holdfast", command, "nothing"])
+    with pytest.raises(SystemExit):
+        holdfast.cli.main()
+    assert seen == [collects]
+    assert gc.isenabled()
 
 
 def test_how_a_gpu_computes_is_decided_without_openclip_and_torchs_compiler() -> None:

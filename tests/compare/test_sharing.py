@@ -23,7 +23,7 @@ from holdfast.compare.records import JobFolder
 from holdfast.compare.run import attempt
 from holdfast.compare.study import run_jobs, run_study
 from holdfast.config import parse
-from holdfast.data import assemble
+from holdfast.data import assemble, survey
 from holdfast.data.pixels import MemoryPixels
 from holdfast.errors import Interrupted, UserError
 from holdfast.rounds import prepare
@@ -127,7 +127,7 @@ def test_sources_pictures_and_the_old_model_are_read_once(tmp_path: Path, monkey
 
         return call
 
-    monkeypatch.setattr(assemble, "catalogue", counted("catalogue", assemble.catalogue))
+    monkeypatch.setattr(survey, "catalogue", counted("catalogue", survey.catalogue))
     monkeypatch.setattr(prepare, "load_start", counted("start", prepare.load_start))
     monkeypatch.setattr(MemoryPixels, "_decoded", counted("pictures", MemoryPixels._decoded))  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(assemble, "_open", counted("test", assemble._open))  # pyright: ignore[reportPrivateUsage]

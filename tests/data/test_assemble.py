@@ -13,7 +13,7 @@ from holdfast.data.assemble import NEUTRAL_PROMPT, Assembled, assemble, labelled
 from holdfast.data.catalogue import count_problems
 from holdfast.data.images import evaluation_view
 from holdfast.data.init_round import inspect, round_text
-from holdfast.data.round import Role
+from holdfast.data.task import Role
 from holdfast.errors import UserError
 
 ROLES = {"base": 0.1, "dev": 0.2, "sealed": 0.2, "test": 0.2}

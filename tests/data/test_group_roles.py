@@ -12,10 +12,10 @@ from pictures import encode, picture
 
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.assemble import assemble
-from holdfast.data.catalogue import CATALOGUE, Catalogue, count_problems
+from holdfast.data.catalogue import Catalogue, catalogue_schema, count_problems
 from holdfast.data.roles import Assigned, assign, fingerprint_roles
-from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
+from holdfast.data.task import Role
 from holdfast.errors import UserError
 
 Row = tuple[str, str, str | None, str | None]
@@ -36,7 +36,7 @@ def table(rows: list[Row]) -> Catalogue:
         }
         for index, (identity, label, split, group) in enumerate(rows)
     ]
-    return Catalogue(pa.Table.from_pylist(values, schema=CATALOGUE), ())
+    return Catalogue(pa.Table.from_pylist(values, schema=catalogue_schema()), ())
 
 
 def roles_by_group(rows: list[Row], assigned: Assigned) -> dict[str, set[str]]:

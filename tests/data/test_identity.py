@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,16 @@ from pictures import encode, picture, write_folder
 from PIL import Image
 
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
-from holdfast.data.assemble import assemble, survey
+from holdfast.data.assemble import assemble
 from holdfast.data.catalogue import count_problems
 from holdfast.data.identity import PictureCache, default_cache
 from holdfast.data.images import open_image, picture_id, to_rgb
 from holdfast.data.inspection import copies
 from holdfast.data.pack import pack
 from holdfast.data.roles import assign
-from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
+from holdfast.data.survey import survey
+from holdfast.data.task import Role
 
 
 def identity(content: bytes) -> str:
@@ -154,6 +156,25 @@ def test_the_cache_spares_decoding_and_is_no_more_than_a_cache(tmp_path: Path, m
     nowhere = PictureCache()
     assert nowhere.picture("file", lambda: picture(1)) == picture_id(picture(1))
     nowhere.close()
+
+
+@pytest.mark.parametrize("expected", [0, 1, 1000])
+def test_pictures_are_found_one_by_one_and_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: int
+) -> None:
+    monkeypatch.setattr("holdfast.data.identity._FLUSH", 2)
+    for begin in (0, 2):  # the second time two are known, two are new and written while it is open
+        cache = PictureCache(tmp_path / "pictures.sqlite3", expected=expected)
+        decoded: list[int] = []
+
+        def decode(number: int, decoded: list[int] = decoded) -> Image.Image:
+            decoded.append(number)
+            return picture(number)
+
+        for number in (*range(begin, begin + 4), *range(begin, begin + 4)):
+            assert cache.picture(f"file {number}", partial(decode, number)) == picture_id(picture(number))
+        cache.close()
+        assert decoded == list(range(4) if begin == 0 else range(4, 6))
 
 
 def test_near_copies_of_sealed_pictures_are_counted_once(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from pictures import write_folder
 from pydantic import ValidationError
 
 from holdfast.config import RolesConfig, SourceConfig
-from holdfast.data.catalogue import CATALOGUE, Catalogue, count_problems
+from holdfast.data.catalogue import Catalogue, catalogue_schema, count_problems
 from holdfast.data.roles import Assigned, assign, count_roles, fingerprint_roles, number_of
-from holdfast.data.round import Role
 from holdfast.data.sources import catalogue
+from holdfast.data.task import Role
 from holdfast.errors import UserError
 
 
@@ -27,7 +27,7 @@ def table(rows: list[tuple[str, str, str | None]]) -> Catalogue:
         {"example_id": item, "class": label, "split": split, "source": "s", "locator": str(n), "reader": 0, "index": n}
         for n, (item, label, split) in enumerate(rows)
     ]
-    return Catalogue(pa.Table.from_pylist(values, schema=CATALOGUE), ())
+    return Catalogue(pa.Table.from_pylist(values, schema=catalogue_schema()), ())
 
 
 def by_id(assigned: Assigned) -> dict[str, Role]:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from pictures import encode, picture, write_folder
 
+import holdfast.data.catalogue
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import count_problems
+from holdfast.data.catalogue import COLUMNS, catalogue_schema, count_problems, in_order, join
 from holdfast.data.sources import catalogue, guess_source, list_source
 from holdfast.errors import UserError
 
@@ -158,3 +161,37 @@ def test_digits_are_embedded() -> None:
     image = found.readers[0].image(0)
     assert image.mode == "RGB"
     assert image.getextrema() == ((0, 239), (0, 239), (0, 239))
+
+
+def test_a_catalogue_says_the_same_in_lists_and_in_a_table(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", {"train/cat": 2, "test/dog": 1})
+    lists, table = (catalogue([folder(tmp_path / "a")], Path()) for _ in range(2))
+    assert table.table.schema == catalogue_schema()
+    assert table.table.column_names == list(COLUMNS)
+    for name in COLUMNS:
+        assert lists.column(name) == table.table[name].to_pylist() == table.column(name)
+    assert len(lists) == len(table) == table.table.num_rows == 3
+    assert lists.pictures() == table.pictures()
+    nothing = catalogue([], Path())
+    assert (len(nothing), nothing.classes, nothing.readers) == (0, (), ())
+    both = join([nothing, lists, table])
+    assert both.table.schema == catalogue_schema()
+    assert both.column("reader") == [0, 0, 0, 1, 1, 1]
+    assert both.column("example_id") == lists.column("example_id") * 2
+
+
+@pytest.mark.parametrize("alone", [0.0, 0.01, 60.0])
+def test_work_is_done_in_order_and_by_threads_where_there_is_much(
+    monkeypatch: pytest.MonkeyPatch, alone: float
+) -> None:
+    monkeypatch.setattr(holdfast.data.catalogue, "ALONE", alone)
+    workers: set[int] = set()
+
+    def work(item: int) -> int:
+        workers.add(threading.get_ident())
+        time.sleep(0.002 if item % 3 else 0.0)
+        return item * item
+
+    assert list(in_order(work, iter(range(100)), 3)) == [item * item for item in range(100)]
+    assert (workers == {threading.get_ident()}) == (alone == 60.0)
+    assert list(in_order(work, [], 3)) == []

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.round import Batch, Images, LabelledSet, PairSet, RoundData, TaskSpec, Texts
+from holdfast.data.round import Batch, Images, LabelledSet, PairSet, RoundData, Texts
+from holdfast.data.task import TaskSpec
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.towers import Preprocess, TwoTowers

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from holdfast.candidates.refit import TargetRefit, own_direction, refit_from_features, refit_target, target_direction
 from holdfast.candidates.solver import logistic, minimise
-from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.round import LabelledSet, PairSet, RoundData
+from holdfast.data.task import TaskSpec
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate

@@ -17,11 +17,12 @@ from PIL import Image
 
 from holdfast.artifacts import PREDICTIONS, RunFolder, fingerprint_json, write_json, write_predictions
 from holdfast.candidates.select import Candidate, blocking_task, described, frontier, gain_by_margin
-from holdfast.certify.certificate import Settings, run_test
+from holdfast.certify.certificate import run_test
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.report import report
 from holdfast.certify.sealed import Candidates, certify_candidates, write_run_certificate
 from holdfast.certify.sealed_claim import read_sealed_claim, sealed_claim
+from holdfast.certify.settings import Settings
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.rounds.result import comparison_json

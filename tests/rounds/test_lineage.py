@@ -20,10 +20,10 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.artifacts import PREDICTIONS, read_json, write_json, write_predictions
-from holdfast.certify.certificate import Settings
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.sealed import Candidates, ExtraBaseline, certify_candidates
 from holdfast.certify.sealed_claim import SealedClaim
+from holdfast.certify.settings import Settings
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report

@@ -10,7 +10,8 @@ import torch
 
 from holdfast.artifacts import PREDICTIONS, read_json, read_predictions
 from holdfast.config import RoundConfig, parse
-from holdfast.data.round import LabelledSet, TaskSpec
+from holdfast.data.round import LabelledSet
+from holdfast.data.task import TaskSpec
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model

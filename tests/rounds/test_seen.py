@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from holdfast.artifacts import read_json, read_predictions
 from holdfast.cli import app
 from holdfast.config import RoundConfig, TuneConfig, parse
-from holdfast.data.assemble import survey
-from holdfast.data.round import Role
 from holdfast.data.seen import FILE, Seen, Use
+from holdfast.data.survey import survey
+from holdfast.data.task import Role
 from holdfast.errors import FaultError, UserError
 from holdfast.model.folder import images_seen, load_model, save_model
 from holdfast.rounds.develop import develop

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from holdfast._version import __version__
 from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
-from holdfast.certify.claims import Claim, Counts, Result, delta_of, evaluate
-from holdfast.certify.exact.score_test import LARGEST_LEVEL, SMALLEST_LEVEL, usable
+from holdfast.certify.claims import Counts, Result, evaluate
 from holdfast.certify.flips import flip_report
 from holdfast.certify.report import report
-from holdfast.certify.scores import PLAIN, Layout
+from holdfast.certify.settings import PLAIN, Layout, Settings
 from holdfast.certify.shape import check_certificate, check_lemma
 from holdfast.certify.tables import Paired, read_joined, read_paired
 from holdfast.errors import FaultError, UserError, nearest
@@ -27,78 +26,6 @@ FORMAT = "holdfast-certificate/1"
 Report = dict[str, Any]
 # Parts of a report that certificates of earlier versions and of runs lack.
 ADDED_LATER = ("left_out", "input", "unit", "test", "flips")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that is fixed before looking."""
-
-    margins: dict[str, float]  # by task, after pooling
-    confidence: float = 0.95
-    claim: Claim = Claim.ALL
-    target: str | None = None
-    groups: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    labels: list[str] = field(default_factory=list[str])
-    level: float | None = None  # under a ledger: the level of the query, in place of 1 - confidence
-    distinct_rows: bool = False  # stated by the user, for predictions without example ids: each row is another image
-    layout: Layout = PLAIN  # groups, weights and scores
-
-    def __post_init__(self) -> None:
-        check_confidence(self.confidence)
-        if self.level is not None and not usable(self.level):
-            raise UserError(
-                f"a level of {self.level:.3g} is not usable",
-                expected=f"from {SMALLEST_LEVEL:g}, the finest that the exact test resolves, to {LARGEST_LEVEL:g}",
-                do="ask for less confidence, or for fewer queries of the same images",
-            )
-
-    @property
-    def delta(self) -> float:
-        """Level of the test."""
-        return delta_of(self.confidence) if self.level is None else self.level
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Settings:
-        """Settings as a certificate holds them."""
-        known = dict(value)
-        layout = Layout.from_json(known.pop("layout", None) or {})
-        return cls(claim=Claim(known.pop("claim")), layout=layout, **known)
-
-
-def check_confidence(confidence: float) -> float:
-    """A confidence that a test can be made at."""
-    delta_of(confidence)
-    return confidence
-
-
-def check_margin(margin: float, name: str) -> float:
-    """A margin in [0, 1)."""
-    if not 0.0 <= margin < 1.0:
-        raise UserError(
-            f"the margin {margin:g}{f' of {name}' if name else ''} is not usable",
-            expected="a loss of accuracy in [0, 1), such as 0.02",
-            do="write 2 % as 0.02",
-        )
-    return margin
-
-
-def margins_for(tasks: Sequence[str], default: float | None, single: Mapping[str, float]) -> dict[str, float]:
-    """One margin a task: its own, or the default."""
-    unknown = sorted(set(single).difference(tasks))
-    if unknown:
-        raise UserError(
-            f"a margin is given for {unknown[0]!r}, which has no images here",
-            expected="a protected task, or a pooled group",
-            found=nearest(unknown[0], tasks),
-        )
-    missing = [task for task in tasks if task not in single]
-    if missing and default is None:
-        raise UserError(
-            f"no margin is given for {', '.join(missing[:5])}",
-            expected="a margin for every task, fixed before looking",
-            do="give one for all with --margin 0.02, or one each with --margin NAME=0.05",
-        )
-    return {task: check_margin(single.get(task, default if default is not None else 0.0), task) for task in tasks}
 
 
 def select(paired: Paired, settings: Settings) -> tuple[list[Counts], Counts | None]:

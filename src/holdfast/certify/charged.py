@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.artifacts import fingerprint_file, fingerprint_json
-from holdfast.certify.certificate import CLAIM, Settings, full_report, run_test, write_certificate
+from holdfast.certify.certificate import CLAIM, full_report, run_test, write_certificate
 from holdfast.certify.claim_file import ClaimFile, Examples, read_examples, settings_under
 from holdfast.certify.claims import Verdict, delta_of
 from holdfast.certify.families import image_keys
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.predictions import evidence
-from holdfast.certify.scores import layout_of
 from holdfast.certify.sealed import ledger_record, one_bit
 from holdfast.certify.sealed_claim import SealedClaim, check_possible
+from holdfast.certify.settings import Settings, layout_of
 from holdfast.certify.tables import Paired
 from holdfast.errors import UndecidedError, UserError
 

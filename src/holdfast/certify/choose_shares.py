@@ -14,7 +14,7 @@ from holdfast.config.data import ClassShares
 from holdfast.data.catalogue import Catalogue
 from holdfast.data.init_round import ChosenPlan
 from holdfast.data.roles import assign, count_roles
-from holdfast.data.round import Role
+from holdfast.data.task import Role
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from holdfast.certify.certificate import check_confidence, check_margin
 from holdfast.certify.claims import delta_of
 from holdfast.certify.exact.power import (
     LEFT_OUT,
@@ -22,7 +21,7 @@ from holdfast.certify.exact.power import (
 )
 from holdfast.certify.exact.score_test import SMALLEST_LEVEL, usable
 from holdfast.certify.predictions import Predictions, evidence
-from holdfast.certify.scores import Layout
+from holdfast.certify.settings import Layout, check_confidence, check_margin
 from holdfast.certify.unit_plans import dev_populations, plan_units, stated_population
 from holdfast.errors import UserError, nearest
 

@@ -21,8 +21,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from holdfast.artifacts import fingerprint_file
-from holdfast.certify.certificate import check_confidence, check_margin
-from holdfast.certify.scores import Layout
+from holdfast.certify.settings import Layout, check_confidence, check_margin
 from holdfast.config.base import Config, Many, Positive, Two, parse, read_toml
 from holdfast.errors import UserError
 

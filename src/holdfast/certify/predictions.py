@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 from holdfast.certify.certificate import (
     NEW_PREDICTIONS,
     OLD_PREDICTIONS,
-    Settings,
     about_input,
     full_report,
-    margins_for,
     read_evidence,
     run_test,
     write_certificate,
 )
 from holdfast.certify.claims import Claim, TaskResult, Verdict, delta_of
 from holdfast.certify.columns import read_table
-from holdfast.certify.scores import PLAIN, Layout
 from holdfast.certify.sequential import sequential_report
+from holdfast.certify.settings import PLAIN, Layout, Settings, margins_for
 from holdfast.certify.tables import Paired, paired_table, paired_tables
 from holdfast.errors import UserError, nearest
 

@@ -21,8 +21,8 @@ from holdfast.certify.forecast import (
 )
 from holdfast.certify.sealed_claim import ClaimedSettings, SealedClaim, check_unspent, claim_of, ledger_of
 from holdfast.config import DataConfig, RolesConfig, parse, read_toml, upgraded
-from holdfast.data.assemble import Survey, survey
 from holdfast.data.sources.files import split_role
+from holdfast.data.survey import Survey, survey
 
 
 def plan_round(

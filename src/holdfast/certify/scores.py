@@ -7,10 +7,10 @@ rights and wrongs, and take the exact test.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from holdfast.certify.claims import Counts
 from holdfast.certify.columns import Column, column_names, read_column, refuse_missing, whole_numbers
 from holdfast.certify.exact.region import FloatArray, IntArray
 from holdfast.certify.grouped import UnitCounts, units_of
+from holdfast.certify.settings import Layout
 from holdfast.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -25,58 +26,6 @@ if TYPE_CHECKING:
 
 PAIRED_SCORES = ("old_score", "new_score")
 SINGLE_SCORE = "score"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What rows are beside right and wrong: fixed before the test, and part of the claim."""
-
-    group: str | None = None  # column that names what a row was drawn with
-    weight: str | None = None  # column of weights
-    score_range: tuple[float, float] | None = None  # of old_score and new_score, where declared
-    largest_unit: float | None = None  # no group (or row, where weighted) weighs more
-    largest_units: dict[str, float] = field(default_factory=dict[str, float])  # by task; larger ones are left out
-    equal_groups: bool = False  # every group counts the same
-
-    def __post_init__(self) -> None:
-        if self.score_range is not None:
-            low, high = self.score_range
-            if not (np.isfinite([low, high]).all() and low < high):
-                raise UserError(f"the range {low:g},{high:g} of scores is not usable", expected="LOW,HIGH such as 0,1")
-        if self.largest_unit is not None and not (np.isfinite(self.largest_unit) and self.largest_unit > 0):
-            raise UserError(f"a largest unit of {self.largest_unit:g} is not usable", expected="a number above 0")
-        if self.largest_unit is not None and self.group is None and self.weight is None:
-            raise UserError("--largest-unit without --group or --weight", do="leave it out: rows count alike")
-        if self.equal_groups and self.group is None:
-            raise UserError("--equal-groups without groups", do="name the column of groups with --group")
-        if self.equal_groups and self.largest_unit is not None:
-            raise UserError("--equal-groups and --largest-unit at once", do="leave one of them out")
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Layout:
-        """A layout as a certificate holds it."""
-        known = dict(value)
-        declared = known.pop("score_range", None)
-        if set(known) - {item.name for item in fields(cls)} or (declared is not None and len(declared) != 2):
-            raise UserError("the certificate names groups or scores that this version does not know")
-        return cls(score_range=None if declared is None else (declared[0], declared[1]), **known)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that it reads beside the answers."""
-        return tuple(name for name in (self.group, self.weight) if name is not None)
-
-    def scored(self, names: Collection[str], scores: Sequence[str], answers: Sequence[str]) -> bool:
-        """Whether a table is read by its scores: a range is declared, or it has scores and no other answers."""
-        return self.score_range is not None or (set(scores) <= set(names) and not set(answers) & set(names))
-
-
-PLAIN = Layout()
-
-
-def layout_of(options: Mapping[str, Any]) -> Layout:
-    """The layout among options of :func:`holdfast.certify`."""
-    return Layout(**{item.name: options[item.name] for item in fields(Layout) if item.name in options})
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.artifacts import RunFolder, read_json, write_predictions
-from holdfast.certify.certificate import (
-    NEW_PREDICTIONS,
-    OLD_PREDICTIONS,
-    Settings,
-    run_test,
-    select,
-    write_certificate,
-)
+from holdfast.certify.certificate import NEW_PREDICTIONS, OLD_PREDICTIONS, run_test, select, write_certificate
 from holdfast.certify.claims import PROMISE, UNIT_PROMISE
 from holdfast.certify.flips import flip_report
 from holdfast.certify.ledger import Ledger, Standing, default_ledger, entries_until
 from holdfast.certify.report import report
-from holdfast.certify.scores import PLAIN
 from holdfast.certify.sealed_claim import SealedClaim, check_possible, restricted, tested_margins
 from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
+from holdfast.certify.settings import PLAIN, Settings
 from holdfast.certify.tables import Paired, paired_tables
 from holdfast.errors import HoldfastError, UndecidedError
 

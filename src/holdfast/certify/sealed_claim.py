@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json
-from holdfast.certify.certificate import Settings, margins_for
 from holdfast.certify.claims import delta_of
 from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.families import Admitted, image_keys
 from holdfast.certify.ledger import Budget, Ledger, default_ledger
-from holdfast.certify.scores import PLAIN, Layout, Measured
+from holdfast.certify.settings import PLAIN, Layout, Settings, margins_for
 from holdfast.config import CandidatesConfig, CertifyConfig, TaskConfig, parse, upgraded
 from holdfast.errors import UndecidedError, UserError
 
@@ -284,6 +283,8 @@ def check_possible(plan: SealedClaim) -> None:
 def _impossible(plan: SealedClaim, task: str, margin: float) -> bool:
     if not plan.groups:
         return impossible(plan.images[task], margin, plan.budget.level)
+    from holdfast.certify.scores import Measured
+
     members = [item for item in plan.examples if item.label == task]
     names = sorted({plan.groups[item.id] for item in members})
     codes = np.array([names.index(plan.groups[item.id]) for item in members], dtype=np.int64)

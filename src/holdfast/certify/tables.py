@@ -33,14 +33,13 @@ from holdfast.certify.exact.region import FloatArray, IntArray
 from holdfast.certify.repeats import Unused, combined, is_row_number, repeated, unused_warning
 from holdfast.certify.scores import (
     PAIRED_SCORES,
-    PLAIN,
     SINGLE_SCORE,
-    Layout,
     Measured,
     are_rights_and_wrongs,
     read_measured,
     read_scores,
 )
+from holdfast.certify.settings import PLAIN, Layout
 from holdfast.certify.vocabulary import are_numbers, number, read_answers
 from holdfast.errors import UserError
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.certify.certificate import check_margin
 from holdfast.certify.claims import delta_of
 from holdfast.certify.exact.power import per_task_power
 from holdfast.certify.grouped import UnitCounts
+from holdfast.certify.settings import check_margin
 from holdfast.certify.tables import Paired
 from holdfast.certify.unit_power import (
     MOST_UNITS,

@@ -52,6 +52,8 @@ COMMANDS = {
     "diff": ("lineage", "diff"),
     "retrieve": ("retrieve", "retrieve_app"),
 }
+# Commands that answer from numbers and names, mostly in a fraction of a second.
+SHORT = ("certify", "gate", "plan", "claim", "sign", "verify", "log", "show", "diff")
 
 
 def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
@@ -103,6 +105,15 @@ def _called(arguments: list[str]) -> typer.Typer:
     return _whole()
 
 
+def _run(arguments: list[str]) -> Any:
+    if arguments[:1] and arguments[0] in COMMANDS and arguments[0] not in SHORT:
+        return _called(arguments)(standalone_mode=False)
+    from holdfast.cli.process import short_lived
+
+    with short_lived():
+        return _called(arguments)(standalone_mode=False)
+
+
 # Typer brings its own click in newer versions and uses the installed one in older ones: this finds the base class of
 # "no such option" and its kin in either.
 _USAGE_ERROR: type[Exception] = next(item for item in typer.BadParameter.__mro__ if item.__name__ == "ClickException")
@@ -141,7 +152,7 @@ def main() -> None:
         print(f"holdfast {__version__}")
         sys.exit(0)
     try:
-        code = _called(sys.argv[1:])(standalone_mode=False)
+        code = _run(sys.argv[1:])
         sys.exit(code if isinstance(code, int) else 0)
     except HoldfastError as error:
         _error(error.text())

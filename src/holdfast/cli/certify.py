@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -265,6 +266,7 @@ def _certify_run(
         reported = held["report"]
     else:
         check_decided(path)
+        gc.enable()  # this takes longer than other certificates, and cycles may hold tensors
         from holdfast.rounds.certify_run import certify_run  # torch: only where something is to be predicted
 
         reported = certify_run(path, margin=margins[0], single=margins[1], confidence=confidence, ledger=ledger)

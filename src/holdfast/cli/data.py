@@ -279,11 +279,11 @@ def _sets(
 def _roles_of(round_file: Path, features: Features | None) -> Iterable[tuple[str, Pictures, Pictures | None]]:
     """Training images of a round against its dev, sealed and test images; sealed ones against dev and each other."""
     from holdfast.config import DataConfig, TaskConfig, parse, read_toml
-    from holdfast.data.assemble import task_spec
     from holdfast.data.dedup.leaks import pictures_of
     from holdfast.data.roles import assign
-    from holdfast.data.round import Role
     from holdfast.data.sources import catalogue
+    from holdfast.data.survey import task_spec
+    from holdfast.data.task import Role
 
     values = read_toml(round_file)
     config = parse(DataConfig, values.get("data", {}), f"{round_file} [data]")

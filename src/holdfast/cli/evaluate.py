@@ -54,8 +54,8 @@ def evaluate(
     from holdfast.artifacts import write_predictions
     from holdfast.data.assemble import labelled
     from holdfast.data.catalogue import Problem, count_problems
-    from holdfast.data.round import Role
     from holdfast.data.sources import guess_source
+    from holdfast.data.task import Role
     from holdfast.evaluate.metrics import per_task
     from holdfast.evaluate.predict import predict
     from holdfast.model.folder import model_fingerprint, model_folder, read_description, sealed_from

@@ -23,7 +23,7 @@ MOST_LINES = 5  # of the plan that a round opens with
 
 def print_forecast(found: Forecast) -> None:
     """A row a class, the chance, what it rests on, and what would raise it."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.width = min(console.width, WIDTH)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("class", overflow="ellipsis", no_wrap=True, max_width=LONGEST_NAME)
@@ -36,8 +36,7 @@ def print_forecast(found: Forecast) -> None:
         name = Text(f"{task.task} (target)" if task.is_target else task.task)
         table.add_row(name, str(task.images), margin, *provable, percent(task.chance))
     console.print(table)
-    for line in _summary(found, len(found.tasks) - len(shown)):
-        console.print(Text(line))
+    console.print(Text("\n".join(_summary(found, len(found.tasks) - len(shown)))))
 
 
 def _shown(found: Forecast) -> list[TaskForecast]:

@@ -51,7 +51,7 @@ def init(
         _check_free(tune_file)
 
     from holdfast.artifacts import write_text
-    from holdfast.certify.certificate import check_confidence, check_margin
+    from holdfast.certify.settings import check_confidence, check_margin
     from holdfast.cli.forecasts import percent
     from holdfast.cli.process import leave_out_pandas
     from holdfast.config import ModelConfig
@@ -123,8 +123,8 @@ def _planned(
     from holdfast.certify.sealed_claim import ClaimedSettings
     from holdfast.cli.forecasts import percent
     from holdfast.config import CandidatesConfig, CertifyConfig, DataConfig, TaskConfig
-    from holdfast.data.assemble import survey
     from holdfast.data.sources import catalogue
+    from holdfast.data.survey import survey
 
     main = catalogue([findings.source], Path())
     aimed = target or findings.smallest

@@ -65,7 +65,7 @@ def margins_of(given: Sequence[str] | None) -> tuple[float | None, dict[str, flo
             raise UserError(
                 f"--margin {item} is not a margin", expected="a number such as 0.02, or TASK=0.05", found=repr(number)
             ) from error
-        from holdfast.certify.certificate import check_margin
+        from holdfast.certify.settings import check_margin
 
         check_margin(value, name)
         if name in single or (not name and default is not None):

@@ -77,17 +77,17 @@ def plan(
         refuse_ignored("ROUND.toml", {**given, "target": target}, "leave one of them out: the round's file says it")
         from holdfast.certify.round_plan import plan_round
         from holdfast.cli.forecasts import print_forecast
-        from holdfast.cli.process import leave_out_pandas
+        from holdfast.cli.process import without_pandas
 
-        leave_out_pandas()
-        forecast = plan_round(
-            round_file,
-            margin=default,
-            single=single,
-            confidence=confidence,
-            expected=_expected(discordance, difference, target_gain),
-            **({} if power is None else {"goal": _goal(power)}),
-        )
+        with without_pandas():
+            forecast = plan_round(
+                round_file,
+                margin=default,
+                single=single,
+                confidence=confidence,
+                expected=_expected(discordance, difference, target_gain),
+                **({} if power is None else {"goal": _goal(power)}),
+            )
         if as_json:
             print_json(forecast.to_json())
         else:

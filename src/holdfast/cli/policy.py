@@ -83,7 +83,7 @@ def gate(
 
 def _tasks(files: Sequence[Path], layout: Mapping[str, Any]) -> list[str]:
     from holdfast.certify.predictions import evidence
-    from holdfast.certify.scores import layout_of
+    from holdfast.certify.settings import layout_of
 
     return evidence(files[0], files[1], (), layout_of(layout))[0].tasks()
 

@@ -8,43 +8,53 @@ one picture, and have one role.
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
-from pathlib import Path
-from typing import Protocol, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from PIL import Image
 
-from holdfast.data.containers import printable
-from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
 from holdfast.data.identity import PictureCache
 from holdfast.data.images import BadImage, open_image, to_rgb
-from holdfast.data.round import Pixels
 from holdfast.errors import UserError
 
-CATALOGUE = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("class", pa.string()),
-        pa.field("caption", pa.string()),
-        pa.field("split", pa.string()),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("locator", pa.string(), nullable=False),  # where a person finds it
-        pa.field("reader", pa.int32(), nullable=False),  # which reader of the catalogue
-        pa.field("index", pa.int64(), nullable=False),  # where that reader finds it
-        pa.field("picture", pa.string()),  # hash of the decoded pixels, where it is known
-        pa.field("group", pa.string()),  # video, patient, …: examples of one group are not independent
-    ]
-)
+if TYPE_CHECKING:  # a plan lists and hashes: pyarrow is imported where somebody asks for the table
+    import pyarrow as pa
+
+    from holdfast.data.round import Pixels
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+ALONE = 0.05  # seconds of work before threads are started: hashing some hundred small files takes less
+# The columns of a catalogue, and whether every example has a value there.
+COLUMNS = {
+    "example_id": True,
+    "class": False,
+    "caption": False,
+    "split": False,
+    "source": True,
+    "locator": True,  # where a person finds it
+    "reader": True,  # which reader of the catalogue
+    "index": True,  # where that reader finds it
+    "picture": False,  # hash of the decoded pixels, where it is known
+    "group": False,  # video, patient, …: examples of one group are not independent
+}
+
+
+@cache
+def catalogue_schema() -> pa.Schema:
+    """The columns of a catalogue as a table."""
+    import pyarrow as pa
+
+    numbers = {"reader": pa.int32(), "index": pa.int64()}
+    return pa.schema([pa.field(name, numbers.get(name, pa.string()), not full) for name, full in COLUMNS.items()])
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,8 @@ class BytesReader:
 
     def thumb(self, index: int) -> tuple[np.ndarray, bool]:
         """Its thumbnail."""
+        from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
+
         image = self._open(index)
         small = min(image.size) < SMALL
         if image.format == "JPEG":
@@ -158,20 +170,40 @@ class Listing:
         self.indices = self.indices or range(len(self.entries))
 
 
-@dataclass(frozen=True)
 class Catalogue:
-    """The examples of one or more sources with their content hashes, and the readers that find them."""
+    """The examples of one or more sources with their content hashes, and the readers that find them.
 
-    table: pa.Table
-    readers: tuple[Reader, ...]
-    problems: tuple[Problem, ...] = ()
+    Its columns are lists, or the table that they become when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        content: pa.Table | Mapping[str, Sequence[Any]],
+        readers: tuple[Reader, ...],
+        problems: tuple[Problem, ...] = (),
+    ) -> None:
+        self._content = content
+        self.readers = readers
+        self.problems = problems
+
+    @property
+    def table(self) -> pa.Table:
+        """The examples as a table, in the columns of :func:`catalogue_schema`."""
+        if isinstance(self._content, Mapping):
+            import pyarrow as pa
+
+            schema = catalogue_schema()
+            arrays = [pa.array(self._content[column.name], column.type) for column in schema]
+            self._content = pa.Table.from_arrays(arrays, schema=schema)
+        return self._content
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self._content["example_id"])
 
     def column(self, name: str) -> list[str | None]:
         """One column as a list."""
-        return self.table[name].to_pylist()
+        content = self._content
+        return list(content[name]) if isinstance(content, Mapping) else content[name].to_pylist()
 
     def pictures(self) -> list[str]:
         """Which picture each row shows: the hash of its pixels, or its id where they are not known."""
@@ -189,16 +221,21 @@ class Catalogue:
 
 def join(catalogues: Sequence[Catalogue]) -> Catalogue:
     """Several catalogues as one."""
+    if len(catalogues) == 1:
+        return catalogues[0]
+    if not catalogues:
+        return Catalogue(dict.fromkeys(COLUMNS, ()), ())
+    import pyarrow as pa
+
+    schema = catalogue_schema()
     tables: list[pa.Table] = []
     readers: list[Reader] = []
     for catalogue in catalogues:
         moved = pa.array([number + len(readers) for number in catalogue.table["reader"].to_pylist()], pa.int32())
-        tables.append(catalogue.table.set_column(CATALOGUE.get_field_index("reader"), CATALOGUE.field("reader"), moved))
+        tables.append(catalogue.table.set_column(schema.get_field_index("reader"), schema.field("reader"), moved))
         readers.extend(catalogue.readers)
-    table = pa.concat_tables(tables) if tables else CATALOGUE.empty_table()
-    return Catalogue(
-        table, tuple(readers), tuple(problem for catalogue in catalogues for problem in catalogue.problems)
-    )
+    problems = tuple(problem for catalogue in catalogues for problem in catalogue.problems)
+    return Catalogue(pa.concat_tables(tables), tuple(readers), problems)
 
 
 def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogue:
@@ -210,7 +247,7 @@ def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogu
     rows: list[tuple[int, str, str | None]] = []
     bad: list[Problem] = []
     positions = range(len(listing.entries))
-    cache = PictureCache()
+    cache = PictureCache(expected=len(listing.entries))
 
     def identify(position: int) -> tuple[str, str | None] | Problem:
         return _identify(listing, position, cache)
@@ -227,22 +264,19 @@ def build(listing: Listing, *, limit: float = 1.0, workers: int = 4) -> Catalogu
     entries = [listing.entries[position] for position, _, _ in rows]
     decide = listing.decide_split
     splits = [entry.split for entry in entries] if decide is None else [decide(identity) for _, identity, _ in rows]
-    table = pa.table(
-        {
-            "example_id": pa.array([identity for _, identity, _ in rows], pa.string()),
-            "class": pa.array([entry.label for entry in entries], pa.string()),
-            "caption": pa.array([entry.caption for entry in entries], pa.string()),
-            "split": pa.array(splits, pa.string()),
-            "source": pa.array([listing.name] * len(rows), pa.string()),
-            "locator": pa.array([entry.locator for entry in entries], pa.string()),
-            "reader": pa.array([0] * len(rows), pa.int32()),
-            "index": pa.array([listing.indices[position] for position, _, _ in rows], pa.int64()),
-            "picture": pa.array([picture for _, _, picture in rows], pa.string()),
-            "group": pa.array([entry.group for entry in entries], pa.string()),
-        },
-        schema=CATALOGUE,
-    )
-    return Catalogue(table, (listing.reader,), (*problems, *bad))
+    columns: dict[str, Sequence[Any]] = {
+        "example_id": [identity for _, identity, _ in rows],
+        "class": [entry.label for entry in entries],
+        "caption": [entry.caption for entry in entries],
+        "split": splits,
+        "source": [listing.name] * len(rows),
+        "locator": [entry.locator for entry in entries],
+        "reader": [0] * len(rows),
+        "index": [listing.indices[position] for position, _, _ in rows],
+        "picture": [picture for _, _, picture in rows],
+        "group": [entry.group for entry in entries],
+    }
+    return Catalogue(columns, (listing.reader,), (*problems, *bad))
 
 
 def _identify(listing: Listing, position: int, cache: PictureCache) -> tuple[str, str | None] | Problem:
@@ -284,17 +318,24 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int
         yield from map(work, items)
         return
     remaining = iter(items)
+    alone = ALONE
+    for item in remaining:
+        begin = perf_counter()
+        result = work(item)
+        alone -= perf_counter() - begin
+        yield result
+        if alone < 0.0:
+            break
+    else:
+        return
 
     def several(few: Sequence[Item]) -> list[Result]:
         return [work(item) for item in few]
+
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(workers) as pool:
         while batch := list(islice(remaining, 64 * workers)):
             # A few at once: to hand a single small file to a thread costs as much as to hash it.
             for results in pool.map(several, [batch[at : at + 8] for at in range(0, len(batch), 8)]):
                 yield from results
-
-
-def readable_name(path: Path) -> str:
-    """A path as text that any file can hold: bytes that are no UTF-8 are escaped, accents have one spelling."""
-    return unicodedata.normalize("NFC", printable(str(path)))

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.data.images import MAX_BYTES, BadImage, UnsafeName, read_picture
+from holdfast.data.names import printable
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,17 +34,6 @@ _MAX_HEADER = 32 << 10  # bytes of a tar header with its extensions: long names 
 _MAX_GROUP = 4 << 30  # bytes of the pictures of a row group: writers make groups of some hundred megabytes
 _BATCH = 8  # pictures of a row group that are unpacked at once
 _CACHED_GROUPS = 4  # row groups whose pictures are kept while their neighbours are asked for
-
-
-def printable(text: str) -> str:
-    """Text that any file can hold: bytes that are no UTF-8 and halves of surrogate pairs are escaped."""
-    if text.isascii():
-        return text
-    try:
-        content = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a pair, as JSON can spell it
-        content = text.encode("utf-8", "surrogatepass")
-    return content.decode("utf-8", "backslashreplace")
 
 
 def parse_json(text: str | bytes) -> Any:

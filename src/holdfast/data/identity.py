@@ -19,20 +19,26 @@ from PIL import Image, features
 from holdfast.data.images import BadImage, picture_id
 
 _FLUSH = 4096  # new entries that are written together
+_MOST_READ = 1024  # bytes of the database for each file that is asked for; an entry takes about 250
 
 
 class PictureCache:
     """Hash of a file's bytes -> id of the picture in it; "" where no picture could be decoded."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, expected: int = 0) -> None:
+        """``expected`` is how many files will be asked for: where it is most of what is known, all is read at once."""
         self._lock = threading.Lock()
         self._new: dict[str, str] = {}
+        self._all: dict[str, str] | None = None
         self._database: sqlite3.Connection | None = None
         try:
             path = path or default_cache()
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
             self._database.execute("create table if not exists pictures (file text primary key, picture text not null)")
+            if path.stat().st_size < _MOST_READ * expected:
+                found = self._database.execute("select file, picture from pictures")
+                self._all = {file: str(picture) for file, picture in found}
         except (OSError, sqlite3.Error):
             self._database = None
 
@@ -61,6 +67,8 @@ class PictureCache:
                 self._database = None
 
     def _look_up(self, file: str) -> str | None:
+        if self._all is not None:
+            return self._all.get(file)
         if self._database is None:
             return None
         try:
@@ -73,6 +81,8 @@ class PictureCache:
     def _flush(self) -> None:
         if self._database is None or not self._new:
             return
+        if self._all is not None:
+            self._all.update(self._new)
         try:
             with self._database:
                 self._database.executemany("insert or ignore into pictures values (?, ?)", self._new.items())

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from holdfast.artifacts import read_regular
 from holdfast.errors import UserError
@@ -129,6 +129,8 @@ def is_animated(image: Image.Image) -> bool:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Decode to upright RGB; a truncated or broken picture is a :class:`BadImage`."""
+    from PIL import ImageOps
+
     with decoding():
         if is_animated(image):
             image.seek(0)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from holdfast.config import ModelConfig, RolesConfig, SourceConfig
 from holdfast.data.catalogue import Listing
-from holdfast.data.round import Role
 from holdfast.data.sources import guess_source, list_source
 from holdfast.data.sources.files import split_role
+from holdfast.data.task import Role
 from holdfast.errors import UserError, nearest
 
 BASE = Path("base")  # the run folder of TUNE.toml, as its comment has it

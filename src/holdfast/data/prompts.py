@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.artifacts import read_json
 from holdfast.config import read_toml
-from holdfast.data.containers import printable
+from holdfast.data.names import printable
 from holdfast.errors import UserError, nearest
 
 # Sound decides, not spelling: these begin with a vowel that is spoken as a consonant, or the other way round.

@@ -16,28 +16,19 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from holdfast.artifacts import fingerprint_bytes
 from holdfast.config import RolesConfig
 from holdfast.data.catalogue import Catalogue, Problem, number_of
-from holdfast.data.round import Role
 from holdfast.data.sources.files import split_role
+from holdfast.data.task import Role
 from holdfast.errors import UserError, nearest
 
-ROLES = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("class", pa.string(), nullable=False),
-        pa.field("role", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("locator", pa.string(), nullable=False),
-        pa.field("picture", pa.string(), nullable=False),  # hash of the decoded pixels
-        pa.field("group", pa.string()),  # none where examples are independent
-    ]
-)
+if TYPE_CHECKING:  # roles are shared out without it; the table that a run keeps of them needs it
+    import pyarrow as pa
 
 # Where copies of one picture lie in several splits, the strictest use wins: a test picture is never trained on.
 _STRICTEST = (Role.TEST, Role.SEALED, Role.DEV, Role.TRAIN, Role.BASE, None)
@@ -89,6 +80,19 @@ class Assigned:
 
     def table(self, catalogue: Catalogue) -> pa.Table:
         """The roles as a table, sorted by id."""
+        import pyarrow as pa
+
+        schema = pa.schema(
+            [
+                pa.field("example_id", pa.string(), nullable=False),
+                pa.field("class", pa.string(), nullable=False),
+                pa.field("role", pa.string(), nullable=False),
+                pa.field("source", pa.string(), nullable=False),
+                pa.field("locator", pa.string(), nullable=False),
+                pa.field("picture", pa.string(), nullable=False),  # hash of the decoded pixels
+                pa.field("group", pa.string()),  # none where examples are independent
+            ]
+        )
         chosen = catalogue.table.take(self.rows)
         table = pa.table(
             {
@@ -100,7 +104,7 @@ class Assigned:
                 "picture": list(self.pictures),
                 "group": chosen["group"],
             }
-        ).cast(ROLES)
+        ).cast(schema)
         return table.sort_by("example_id")
 
 

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.artifacts import fingerprint_file, image_key, write_atomic
-from holdfast.data.round import Role
+from holdfast.data.task import Role
 from holdfast.errors import FaultError, UserError
 
 if TYPE_CHECKING:  # a model folder is read without what reads sources
-    from holdfast.data.assemble import Assembled, Survey
+    from holdfast.data.assemble import Assembled
     from holdfast.data.catalogue import Catalogue
     from holdfast.data.roles import Assigned
+    from holdfast.data.survey import Survey
 
 FILE = "seen.parquet"
 SEEN = pa.schema(

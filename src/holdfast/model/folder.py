@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from holdfast.artifacts import fingerprint_bytes, fingerprint_json, image_key, read_json, read_regular, write_json
 from holdfast.data.images import SQUASH
-from holdfast.data.round import Role
 from holdfast.data.seen import Seen, Use, read_seen
+from holdfast.data.task import Role
 from holdfast.errors import FaultError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.description import check_description

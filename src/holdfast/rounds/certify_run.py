@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.certify.certificate import check_confidence
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed import Candidates, ExtraBaseline, certify_candidates, write_run_certificate
 from holdfast.certify.sealed_claim import SealedClaim, check_possible, check_unspent, ledger_of, read_sealed_claim
+from holdfast.certify.settings import check_confidence
 from holdfast.config import RoundConfig
 from holdfast.data.round import LabelledSet
 from holdfast.errors import UserError

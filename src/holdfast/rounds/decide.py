@@ -27,7 +27,7 @@ from holdfast.certify.sealed_claim import (
     read_sealed_claim,
 )
 from holdfast.config import CertifyConfig, RoundConfig
-from holdfast.data.assemble import Survey
+from holdfast.data.survey import Survey
 from holdfast.errors import HoldfastError, UndecidedError, UserError
 from holdfast.runtime import Runtime
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.data.assemble import labelled
-from holdfast.data.round import Role
+from holdfast.data.task import Role
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.evaluate.predict import predict
 from holdfast.model.folder import load_model

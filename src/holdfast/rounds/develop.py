@@ -14,7 +14,7 @@ from holdfast.artifacts import LOCK, RunFolder, read_json, write_json
 from holdfast.candidates.select import Candidate
 from holdfast.certify.forecast import Forecast
 from holdfast.config import RoundConfig, parse
-from holdfast.data.assemble import Survey
+from holdfast.data.survey import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
 from holdfast.rounds.decide import NO_PLAN, PlanCheck, best_of, check_budget

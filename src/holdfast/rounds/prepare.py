@@ -11,9 +11,10 @@ import torch
 from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
-from holdfast.data.assemble import Assembled, Survey, assemble, decode, survey
+from holdfast.data.assemble import Assembled, assemble, decode
 from holdfast.data.loader import ViewSettings
 from holdfast.data.seen import UNKNOWN, Seen, Use, refuse_seen
+from holdfast.data.survey import Survey, survey
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from holdfast.data.round import LabelledSet, TaskSpec
+from holdfast.data.round import LabelledSet
+from holdfast.data.task import TaskSpec
 from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.model.classifier import Classifier

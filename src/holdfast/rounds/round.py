@@ -46,9 +46,9 @@ from holdfast.candidates.select import (
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed_claim import SealedClaim, check_readable, ledger_of, read_sealed_claim
 from holdfast.config import RoundConfig
-from holdfast.data.assemble import Survey
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.seen import seen_in_round
+from holdfast.data.survey import Survey
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
 from holdfast.evaluate.predict import predict_on_ranks

@@ -19,9 +19,10 @@ from holdfast.data.assemble import labelled
 from holdfast.data.loader import ViewSettings
 from holdfast.data.prompts import class_prompts
 from holdfast.data.roles import assign
-from holdfast.data.round import LabelledSet, PairSet, Role, RoundData, TaskSpec
+from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.seen import Seen, seen_in_tuning
 from holdfast.data.sources import catalogue
+from holdfast.data.task import Role, TaskSpec
 from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.evaluate.predict import predict_on_ranks

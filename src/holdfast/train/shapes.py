@@ -10,8 +10,9 @@ import torch
 
 from holdfast.config import TrainConfig
 from holdfast.data.loader import ViewSettings
-from holdfast.data.round import LabelledSet, PairSet, RoundData, TaskSpec
+from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.sources.store import PackedPixels
+from holdfast.data.task import TaskSpec
 from holdfast.methods.base import Method
 from holdfast.methods.forms import Form
 from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig

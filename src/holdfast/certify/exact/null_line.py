@@ -33,6 +33,9 @@ DEGREE = 24
 DEGREES = ((8, 2e-2), (12, 2e-4), (16, 1e-6), (DEGREE, 0.0))
 # Below this distance of T from the level's normal quantile a failure is likely, and looked for first.
 EXPECTED_FAILURE = 0.1
+# Closer than this to that quantile the corner bound settles next to nothing, and all cells are interpolated at once;
+# further away where the cells are so few that interpolating them costs no more than looking at their corners.
+CLOSE, CLOSE_OF_FEW, FEW_CELLS = 0.25, 1.0, 8
 # How often an unsettled cell is halved for the corner bound before it is interpolated.
 HALVINGS = 2
 # Rounding of sums of up to 10^5 terms in double precision, with room to spare: below 1e-12 where it was compared with
@@ -133,8 +136,11 @@ def at_most(region: Region, margin: float, level: float, observed: float) -> boo
         some = line.edges[:: max(1, len(line.edges) // 8)]
         if float(_probability(region, line.rates(some), slack).max()) - ROUNDING > level:
             return False
-    open_cells = _unsettled_groups(region, line, level, slack, excess)
-    if excess > EXPECTED_FAILURE:
+    cells = len(line.edges) - 1
+    if excess < (CLOSE_OF_FEW if cells <= FEW_CELLS else CLOSE):
+        open_cells = np.arange(cells)
+    else:
+        open_cells = _unsettled_groups(region, line, level, slack, excess)
         open_cells = _unsettled_halves(region, line, open_cells, level, slack)
     if len(open_cells) == 0:
         return True
@@ -206,11 +212,13 @@ class _Interpolated:
     def bound(self, enough: float = 0.0) -> float:
         """An upper bound on f over the cells: a coarse look at all of them, a fine one where the largest may be.
 
-        The coarse one alone, where it is at most ``enough``.
+        The coarse one alone, where it is at most ``enough``, or where no fine one could be: f at the nodes, with all
+        that it can be off by, is above.
         """
         coarse = self._maximum(self.coefficients, COARSE_ANGLES) + self.addition
-        if coarse.max(initial=0.0) <= enough:
-            return float(coarse.max(initial=0.0))
+        largest = float(coarse.max(initial=0.0))
+        if largest <= enough or 0.0 < enough < float((self.values.max(axis=1) + self.addition).max()):
+            return largest
         best = coarse >= float(self.values.max())
         fine = self._maximum(self.coefficients[best], FINE_ANGLES) + self.addition[best]
         return max(float(coarse[~best].max(initial=0.0)), float(fine.max(initial=0.0)))

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from holdfast.certify.exact.region import SMALLEST, statistics
+from holdfast.certify.exact.region import SMALLEST, log_factorials_of, statistics
 from holdfast.certify.exact.score_test import rejects
-from holdfast.certify.exact.special import FloatArray, log_factorials, normal_quantile
+from holdfast.certify.exact.special import FloatArray, IntArray, normal_quantile
 
 # Probability of the outcomes that the enumeration leaves out; power comes out too small by that much at most.
 LEFT_OUT = 1e-9
-# How far the T of a level mostly lies from that of the normal distribution.
-NEARBY = 0.15
+# How far above that of the normal distribution the T of a level mostly lies: the places that are tried first, the
+# last one first.
+NEARBY = (0.0, 0.06, 0.12)
 # Up to here every n is tried; above it, every thousandth part.
 EVERY = 2000
 MOST_IMAGES = 1_000_000
@@ -62,35 +64,44 @@ class _Outcomes:
 
     @classmethod
     def at(cls, n: int, margin: float, truth: Truth) -> _Outcomes:
-        p01, p10 = max(truth.gained, SMALLEST), max(truth.lost, SMALLEST)
-        flip = p01 + p10
-        log_left = math.log(4.0 / LEFT_OUT)
-
-        def reach(variance: float) -> float:  # Bernstein, as in region.py; |X| <= 1 (and |X - Δ| <= 2 for b - c)
-            return 2.0 * log_left / 3.0 + math.sqrt(4.0 * log_left**2 / 9.0 + 2.0 * log_left * variance)
-
-        flips = reach(n * flip * max(1.0 - flip, 0.0))
-        net = reach(n * max(flip - truth.difference**2, 0.0))
-        d = np.arange(max(0, math.floor(n * flip - flips)), min(n, math.ceil(n * flip + flips)) + 1)[:, None]
-        j = np.arange(math.floor(n * truth.difference - net), math.ceil(n * truth.difference + net) + 1)[None, :]
-        d, j = np.broadcast_arrays(d, j)
-        kept = ((d + j) % 2 == 0) & (np.abs(j) <= d)
-        b, c = (d[kept] + j[kept]) // 2, (d[kept] - j[kept]) // 2
-        same = n - b - c
-        logs = log_factorials(n)
-        log_mass = logs[n] - logs[b] - logs[c] - logs[same]
-        log_mass += b * math.log(p01) + c * math.log(p10) + same * math.log(max(1.0 - flip, SMALLEST))
+        b, c, log_mass = _likely(n, truth)
         t = statistics(b, c, n, margin)
         order = np.argsort(-t, kind="stable")
         return cls(t[order], np.cumsum(np.exp(log_mass[order])))
+
+
+@lru_cache(maxsize=4)
+def _likely(n: int, truth: Truth) -> tuple[IntArray, IntArray, FloatArray]:
+    """The likely outcomes at a truth: gained, lost, and the logarithm of their probability. Margins share them."""
+    p01, p10 = max(truth.gained, SMALLEST), max(truth.lost, SMALLEST)
+    flip = p01 + p10
+    log_left = math.log(4.0 / LEFT_OUT)
+
+    def reach(variance: float) -> float:  # Bernstein, as in region.py; |X| <= 1 (and |X - Δ| <= 2 for b - c)
+        return 2.0 * log_left / 3.0 + math.sqrt(4.0 * log_left**2 / 9.0 + 2.0 * log_left * variance)
+
+    flips = reach(n * flip * max(1.0 - flip, 0.0))
+    net = reach(n * max(flip - truth.difference**2, 0.0))
+    fewest, most = max(0, math.floor(n * flip - flips)), min(n, math.ceil(n * flip + flips))
+    least, largest = math.floor(n * truth.difference - net), math.ceil(n * truth.difference + net)
+    d = np.arange(fewest, most + 1)[:, None]
+    # b - c = d - 2c rises along a row
+    c = np.arange(min(most, (most - least) // 2), max(0, (fewest - largest) // 2) - 1, -1)[None, :]
+    kept = (c <= d) & (d - 2 * c >= least) & (d - 2 * c <= largest)
+    b, c = (d - c)[kept], np.broadcast_to(c, kept.shape)[kept]
+    same = n - b - c
+    logs = log_factorials_of(n)
+    log_mass = logs[n] - logs[b] - logs[c] - logs[same]
+    log_mass += b * math.log(p01) + c * math.log(p10) + same * math.log(max(1.0 - flip, SMALLEST))
+    return b, c, log_mass
 
 
 def exact_power(n: int, margin: float, truth: Truth, level: float) -> float:
     """The chance at the true rates that n images certify the margin, by enumeration; too small by at most 1e-9."""
     outcomes = _Outcomes.at(n, margin, truth)
     passing, failing = -1, len(outcomes.statistic)  # p falls as T rises: bisection over the outcomes
-    # T is about normal: the last outcome that passes mostly lies between these two.
-    around = np.searchsorted(-outcomes.statistic, normal_quantile(level) + np.array([NEARBY, -NEARBY])).tolist()
+    # T is about normal: the last outcome that passes mostly lies between two of these.
+    around = np.searchsorted(-outcomes.statistic, normal_quantile(level) - np.array(NEARBY)).tolist()
     while failing - passing > 1:
         middle = (passing + failing) // 2
         if around:

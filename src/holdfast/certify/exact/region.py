@@ -30,6 +30,9 @@ LEFT_OUT = 2e-12
 # Elements of one block of the vectorised sum: small enough for the processor's cache.
 BLOCK = 1 << 15
 SMALL_BLOCK = 1 << 15
+# Whoever leaves out more than COARSE decides whether a probability lies above a level, and reports none. Up to WHOLE
+# elements he is served with the sum over every d: to find the d that matter, and what lies below them, takes longer.
+COARSE, WHOLE = 1e-9, 1 << 13
 SMALLEST = 1e-300
 
 
@@ -54,12 +57,12 @@ def statistic(gained: int, lost: int, n: int, margin: float) -> float:
     return float(statistics(np.array([gained]), np.array([lost]), n, margin)[0])
 
 
-_log_factorials = lru_cache(maxsize=64)(log_factorials)
+log_factorials_of = lru_cache(maxsize=64)(log_factorials)  # a test asks for those of one n again and again
 
 
 @lru_cache(maxsize=64)
 def _log_binomials(n: int) -> FloatArray:
-    logs = _log_factorials(n)
+    logs = log_factorials_of(n)
     return logs[n] - logs - logs[::-1]
 
 
@@ -95,7 +98,7 @@ class Region:
         start = first[:-1]
         rises = first[1:] > start
         chosen = start - 1 + rises
-        logs = _log_factorials(n)
+        logs = log_factorials_of(n)
         possible = (chosen >= 0) & (chosen <= flips)
         kept = np.where(possible, chosen, 0)
         coefficient = np.where(possible, logs[flips] - logs[kept] - logs[flips - kept], -np.inf)
@@ -106,6 +109,9 @@ class Region:
 
         Sum over d of Bin(n, D)(d) * P(Bin(d, p01/D) >= first[d]), D = p01 + p10, over the d that matter.
         """
+        if left_out > COARSE and len(p01) * (self.n + 1) <= WHOLE:
+            all_flips = np.zeros(len(p01), dtype=np.int64)
+            return self._block(np.maximum(p01, SMALLEST), np.maximum(p10, SMALLEST), all_flips, self.n + 1)
         order = np.argsort(p01 + p10)
         p01, p10 = np.maximum(p01[order], SMALLEST), np.maximum(p10[order], SMALLEST)
         flip = p01 + p10

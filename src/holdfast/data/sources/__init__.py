@@ -6,36 +6,36 @@ A lister looks at names, tables and labels only and returns a :class:`~holdfast.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Catalogue, Listing, build, join, readable_name
-from holdfast.data.sources.bdd100k import LABEL_FILES, list_bdd100k
-from holdfast.data.sources.csv import list_csv
-from holdfast.data.sources.digits import list_digits
+from holdfast.data.catalogue import Catalogue, Listing, build, join
+from holdfast.data.names import readable_name
 from holdfast.data.sources.files import expand, find_files, group_in_path, walk_pictures
-from holdfast.data.sources.folder import list_folder
-from holdfast.data.sources.parquet import list_parquet
-from holdfast.data.sources.places365 import CATEGORIES, list_places365
-from holdfast.data.sources.store import list_store
-from holdfast.data.sources.webdataset import list_webdataset
 from holdfast.errors import UserError, nearest
 
 Lister = Callable[[SourceConfig, Path], Listing]
 
-# Who reads which kind of source.
-KINDS: dict[str, Lister] = {
-    "folder": list_folder,
-    "csv": list_csv,
-    "digits": lambda config, path: list_digits(),
-    "bdd100k": list_bdd100k,
-    "places365": list_places365,
-    "parquet": list_parquet,
-    "webdataset": list_webdataset,
-    "pack": list_store,
+# Who reads which kind of source: a module of this package, and its function. Only the one that is needed is imported.
+KINDS = {
+    "folder": ("folder", "list_folder"),
+    "csv": ("csv", "list_csv"),
+    "digits": ("digits", "list_digits"),
+    "bdd100k": ("bdd100k", "list_bdd100k"),
+    "places365": ("places365", "list_places365"),
+    "parquet": ("parquet", "list_parquet"),
+    "webdataset": ("webdataset", "list_webdataset"),
+    "pack": ("store", "list_store"),
 }
+
+
+def lister(kind: str) -> Lister:
+    """Who lists sources of this kind."""
+    module, function = KINDS[kind]
+    return getattr(importlib.import_module(f"holdfast.data.sources.{module}"), function)
 
 
 GROUP_COLUMNS = ("csv", "parquet")  # where `group` of a source is a column; elsewhere it is a rule for paths
@@ -47,7 +47,7 @@ def list_source(config: SourceConfig, root: Path) -> Listing:
     Locators are relative to ``root`` where the source's path is: what is written down of them stays true in a folder
     that is moved.
     """
-    listing = KINDS[config.kind](config, root / (config.path or ""))
+    listing = lister(config.kind)(config, root / (config.path or ""))
     if config.path is not None and not config.path.is_absolute():
         listing = _relative_to(root, listing)
     labels = {entry.label for entry in listing.entries if entry.label is not None}
@@ -107,6 +107,9 @@ _KIND_OF_FILE = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".tar": "w
 def _kind_of_folder(folder: Path) -> str:
     if (folder / "store.json").exists():
         return "pack"
+    from holdfast.data.sources.bdd100k import LABEL_FILES
+    from holdfast.data.sources.places365 import CATEGORIES
+
     if find_files(folder, CATEGORIES):
         return "places365"
     if any(find_files(folder, name) for names in LABEL_FILES.values() for name in names):

@@ -15,8 +15,8 @@ from typing import Any
 
 from holdfast.artifacts import read_json
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Entry, Listing, Problem, number_of, readable_name
-from holdfast.data.containers import printable
+from holdfast.data.catalogue import Entry, Listing, Problem, number_of
+from holdfast.data.names import printable, readable_name
 from holdfast.data.sources.files import find_files, pictures_in
 from holdfast.errors import UserError, nearest
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
+from holdfast.data.catalogue import Entry, Listing, Problem
+from holdfast.data.names import readable_name
 from holdfast.data.sources.files import expand, group_cell, pictures_in
 from holdfast.errors import UserError
 

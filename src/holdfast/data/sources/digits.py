@@ -37,7 +37,7 @@ class DigitsReader:
         return None
 
 
-def list_digits() -> Listing:
+def list_digits(*_: object) -> Listing:
     """All digits, with their class and no split."""
     from sklearn.datasets import load_digits
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.artifacts import read_regular
-from holdfast.data.catalogue import BytesReader, Problem, readable_name
+from holdfast.data.catalogue import BytesReader, Problem
 from holdfast.data.images import SUFFIXES, read_picture
-from holdfast.data.round import Role
+from holdfast.data.names import readable_name
+from holdfast.data.task import Role
 from holdfast.errors import UserError, nearest
 
 SPLITS: dict[str, Role | None] = {

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
+from holdfast.data.catalogue import Entry, Listing, Problem
 from holdfast.data.images import SUFFIXES
+from holdfast.data.names import readable_name
 from holdfast.data.sources.files import SPLITS, expand, pictures_in, walk_pictures
 from holdfast.errors import UserError
 
@@ -20,14 +21,15 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
     for root in expand(path):
         if not root.is_dir():
             raise UserError(f"{root} is a file", expected="a folder of pictures", do="give the source its `kind`")
-        pictures = [(walk_picture, walk_picture.relative_to(root).parts) for walk_picture in walk_pictures(root)]
+        above = len(root.parts)
+        pictures = [(picture, picture.parts[above:]) for picture in walk_pictures(root)]
         splits = _split_folders([parts for _, parts in pictures])
         for name in sorted(splits - SPLITS.keys()):
             problems.append(Problem("unknown split", name, "shared out like train"))
         for file, parts in pictures:
-            split = readable_name(Path(parts[0])) if parts[0] in splits else None
+            split = readable_name(parts[0]) if parts[0] in splits else None
             inner = parts[1:] if split is not None else parts
-            label = readable_name(Path(inner[0])) if len(inner) > 1 else None
+            label = readable_name(inner[0]) if len(inner) > 1 else None
             files.append(file)
             entries.append(Entry(readable_name(file), label, None, split))
     if not files:

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, readable_name
-from holdfast.data.containers import CAPTIONS, LABELS, RowGroups, parse_json, printable
+from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem
+from holdfast.data.containers import CAPTIONS, LABELS, RowGroups, parse_json
+from holdfast.data.names import printable, readable_name
 from holdfast.data.sources.files import container_files, group_cell, split_in_name
 from holdfast.errors import UserError
 

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Entry, Listing, Problem, number_of, readable_name
+from holdfast.data.catalogue import Entry, Listing, Problem, number_of
+from holdfast.data.names import readable_name
 from holdfast.data.sources.files import find_files, pictures_in, read_lines, walk_pictures
 from holdfast.errors import UserError
 

@@ -22,8 +22,9 @@ from PIL import Image
 
 from holdfast.artifacts import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Entry, Listing, Problem, readable_name
+from holdfast.data.catalogue import Entry, Listing, Problem
 from holdfast.data.dedup.signatures import SIDE
+from holdfast.data.names import readable_name
 from holdfast.data.round import Pixels
 from holdfast.errors import FaultError, UserError
 

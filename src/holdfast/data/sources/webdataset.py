@@ -13,9 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from holdfast.config import SourceConfig
-from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem, readable_name
-from holdfast.data.containers import is_outside, member_key, parse_json, printable, tar_members
+from holdfast.data.catalogue import BytesReader, Entry, Listing, Problem
+from holdfast.data.containers import is_outside, member_key, parse_json, tar_members
 from holdfast.data.images import MAX_BYTES, SUFFIXES, BadImage
+from holdfast.data.names import printable, readable_name
 from holdfast.data.sources.files import container_files, read_lines, split_in_name
 from holdfast.errors import UserError
 
