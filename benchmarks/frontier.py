@@ -3,6 +3,7 @@
     holdfast compare bed-scenes --root BED --out STUDIES/bed-scenes --jobs 4        # and others
     python benchmarks/frontier.py STUDIES/* --out benchmarks/results/frontier.json  # keeps them, prints the table
     python benchmarks/frontier.py benchmarks/results/frontier.json --figure docs/figures/frontier.png
+    python benchmarks/frontier.py STUDIES/bed-scenes-cpu* --together                # targets as one table
 
 `holdfast compare` writes STUDY/frontier.json for a study with `tolerances`, once a minute while it runs and when it
 ends or is interrupted; nothing is chosen or computed anew here. A study that is not finished says how far it is.
@@ -22,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
-from holdfast.compare.frontier import FrontierCell, allowed, cell_from_json, frontier_json, points
+from holdfast.compare.frontier import FrontierCell, allowed, bootstrap, cell_from_json, frontier_json, points
 
 Studies = dict[str, list[FrontierCell]]  # by name
 
@@ -88,11 +89,40 @@ def wins(studies: Studies) -> str:
     return "\n".join(lines)
 
 
+def together(studies: Studies) -> str:
+    """Studies that share sizes and rows as one: means over pairs of study and seed, and differences from the first row.
+
+    The bootstrap draws pairs, so that intervals speak of targets and seeds like these.
+    """
+    lines = ["| images | method | pairs | on dev images | gain | first row gains more by | worst class | kept |",
+             "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    found: dict[tuple[str, float, str], dict[tuple[str, int], tuple[float, float]]] = {}
+    for name, cells in studies.items():
+        for cell in cells:
+            if cell.kind == "shipped":
+                place = found.setdefault((cell.column, cell.tolerance, cell.row), {})
+                place |= {(name, seed): (gain, worst) for seed, gain, worst in cell.by_seed}
+    first: dict[tuple[str, float], dict[tuple[str, int], tuple[float, float]]] = {}
+    for (column, tolerance, row), pairs in found.items():
+        reference = first.setdefault((column, tolerance), pairs)
+        more = [reference[pair][0] - gain for pair, (gain, _) in pairs.items() if pair in reference]
+        gains, worsts = [gain for gain, _ in pairs.values()], [worst for _, worst in pairs.values()]
+        if gains:
+            kept = sum(worst >= -tolerance - 1e-9 for worst in worsts)
+            apart = "-" if pairs is reference else points(bootstrap(more))
+            lines.append(
+                f"| {column} | {row} | {len(gains)} | {allowed(tolerance)} | {points(bootstrap(gains))} | {apart} | "
+                f"{points(bootstrap(worsts))} | {kept} of {len(gains)} |"
+            )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Collect, keep, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", type=Path, nargs="+", help="folders of studies, or a results file")
     parser.add_argument("--out", type=Path, help="keep the figures in this file")
+    parser.add_argument("--together", action="store_true", help="studies as one: means over pairs of study and seed")
     parser.add_argument("--figure", type=Path, help="draw them, one panel a study, result and size")
     given = parser.parse_args()
     studies = read(given.studies)
@@ -100,7 +130,7 @@ def main() -> None:
         entries = {name: frontier_json(cells) for name, cells in studies.items()}
         record = {"machine": machine(), "commit": commit(), "studies": entries}
         given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(table(studies), wins(studies), sep="\n\n")
+    print(together(studies) if given.together else f"{table(studies)}\n\n{wins(studies)}")
     if given.figure is not None:
         from holdfast.compare import figures
 

@@ -102,6 +102,7 @@ def test_cells_against_a_naive_computation(tmp_path: Path) -> None:
         assert cell.setting == best
         assert cell.gain == bootstrap([test.target_gain for test in judged])
         assert cell.worst.mean == pytest.approx(fmean(min(0.02, test.dev_safety) for test in judged))
+        assert cell.by_seed == tuple((seed, test.target_gain, test.dev_safety) for seed, test in enumerate(judged))
         assert cell.kept == sum(test.dev_safety >= -tolerance - 1e-9 for test in judged)
         assert cell.lost == pytest.approx(
             fmean(sum(task.new_correct < task.old_correct for name, task in test.tasks.items() if name != "wanted")

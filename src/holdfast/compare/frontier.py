@@ -66,6 +66,7 @@ class FrontierCell:
     kept: int  # seeds whose worst class is within the tolerance on test images, too
     old: int  # seeds in which nothing gained within the tolerance: the old model stands
     against_first: Interval | None  # gain less that of the study's first row, seed by seed; None: it is that row
+    by_seed: tuple[tuple[int, float, float], ...] = ()  # seed, gain of the target, change of the worst protected class
 
 
 def bootstrap(values: Sequence[float], level: float = LEVEL) -> Interval:
@@ -128,6 +129,7 @@ def _at(
                 sum(test.dev_safety >= -tolerance - _ROUNDING for test in tests),
                 sum(point.model == OLD for point in seeds.values()),
                 bootstrap(shared) if shared else None,
+                tuple((seed, point.test.target_gain, point.test.dev_safety) for seed, point in sorted(seeds.items())),
             )
         )
     return cells
@@ -156,6 +158,7 @@ def cell_from_json(values: Mapping[str, Any]) -> FrontierCell:
     given: dict[str, Any] = dict(values)
     for name in ("gain", "worst", "against_first"):
         given[name] = None if values[name] is None else Interval(**values[name])
+    given["by_seed"] = tuple((int(seed), *rest) for seed, *rest in values.get("by_seed", ()))
     return FrontierCell(**given)
 
 
