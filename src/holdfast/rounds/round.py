@@ -237,6 +237,8 @@ class Round:
             write_predictions(self.folder.predictions(name, "dev"), dev)
             self.models.put(model, self.folder.candidates / name)
             self._prune(done)
+        if dist.is_initialized():
+            dist.barrier()  # every rank chooses among the checkpoints that it finds in the folder
         return figures
 
     def save(self, model: Classifier, folder: Path) -> str:
