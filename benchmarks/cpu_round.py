@@ -65,7 +65,7 @@ def config_of(folder: Path, run: str, steps: int) -> Any:
 
     values = read_toml(folder / "ROUND.toml")
     values["model"] |= {"freeze": "towers"}
-    values["train"] |= {"augment": False, "steps": steps, "device": "cpu"}
+    values["train"] |= {"only_if_needed": False, "augment": False, "steps": steps, "device": "cpu"}
     values["evaluate"] |= {"every": max(1, steps // 4)}
     values["certify"] |= {"ledger": f"ledger-{run}"}
     return parse(RoundConfig, values, "ROUND.toml", folder)

@@ -107,8 +107,8 @@ def walked(walk: Walk, folder: Path) -> dict[str, Any]:
     code, text = holdfast(folder, "plan", "ROUND.toml", "--json")
     line["planned"] = json.loads(text)["chance"] if text.strip().startswith("{") else None
     began = time.perf_counter()
-    quick = ["--quick"] if walk.quick else []
-    code, _ = holdfast(folder, "develop", "ROUND.toml", "--out", "run", "--quiet", *quick)
+    trained = "--quick" if walk.quick else "--train"
+    code, _ = holdfast(folder, "develop", "ROUND.toml", "--out", "run", "--quiet", trained)
     line |= {"ended": f"develop {code}", "seconds": round(time.perf_counter() - began)}
     result = folder / "run" / "result.json"
     if result.exists():

@@ -202,6 +202,7 @@ def test_a_form_that_a_method_has_not_and_the_option_that_is_gone_are_sentences(
         (("--as-published",), ("--as-published is gone", '[method] form = "published"', "--form published")),
         (("--form", "papers"), ("'papers' is not one of", "authors")),
         (("--quick", "--form", "authors"), ("--quick trains nothing",)),
+        (("--quick", "--train"), ("--quick trains nothing", "leave out --form, --steps and --train, or --quick")),
     ):
         tried("bad inputs")
         code, _, error = holdfast("develop", str(path), "--out", str(tmp_path / "other"), *options)

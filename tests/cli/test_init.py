@@ -101,6 +101,7 @@ def test_both_files_give_every_image_the_same_role(photos: Path, holdfast: Any, 
     assert tune.data.roles.base == 0.0  # so that it is tuned on what is left to train on
     assert tune.at_most.keys() == {"fog"}
     assert round_.model.start == Path("base/model")
+    assert (round_.train.only_if_needed, tune.train.only_if_needed) == (True, False)
     for command in ("holdfast tune TUNE.toml --out base", "holdfast plan ROUND.toml", "holdfast develop ROUND.toml"):
         assert command in out
 
@@ -113,6 +114,7 @@ def test_a_zero_shot_model_needs_no_tuning(photos: Path, holdfast: Any) -> None:
     assert not (photos / "TUNE.toml").exists()
     round_ = parse(RoundConfig, read_toml(photos / "ROUND.toml"), "ROUND.toml")
     assert (round_.model.architecture, round_.model.freeze, round_.model.weights) == ("conse", "text", None)
+    assert round_.train.only_if_needed
     code, out, error = holdfast("plan", "ROUND.toml")
     assert code == 0, error
     assert "chance" in out

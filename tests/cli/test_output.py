@@ -16,7 +16,7 @@ from rich.console import Console
 
 import holdfast.cli
 from holdfast.artifacts import RunFolder, read_json, write_json
-from holdfast.candidates.select import Candidate
+from holdfast.candidates.select import Candidate, weigh_training
 from holdfast.certify.claims import Counts, evaluate
 from holdfast.certify.report import report
 from holdfast.cli.forecasts import print_refit
@@ -248,17 +248,31 @@ def test_the_demo_leaves_its_page(
     assert [path.name for path in tmp_path.iterdir()] == [page.name]
 
 
-@pytest.mark.parametrize(("reached", "little"), [(96, True), (60, False)])
+@pytest.mark.parametrize(
+    ("reached", "decides", "said", "end"),
+    [
+        (96, False, "; training has little to add: foggy reaches 96.0 %", "`--quick` stops here"),
+        (60, False, "a chance of 83 %; `--quick`", "`--quick` stops here"),
+        (96, True, "; enough without training: foggy reaches 96.0 %", "`--train` trains all the same"),
+        (60, True, "; training goes on: foggy reaches 60.0 %", "`--quick` stops here"),
+    ],
+)
 def test_before_training_it_is_said_whether_there_is_much_left_to_gain(
-    capsys: pytest.CaptureFixture[str], reached: int, little: bool
+    capsys: pytest.CaptureFixture[str], reached: int, decides: bool, said: str, end: str
 ) -> None:
     tasks = {
         "clear": TaskChange(100, 90, 89, 0, 1, 0.2, 0.2),
         "rainy": TaskChange(100, 98, 98, 0, 0, 0.2, 0.2),
         "foggy": TaskChange(100, 30, reached, reached - 30, 0, 0.9, 0.3),
     }
-    print_refit(Candidate("step-00000000", 0.0, Comparison("foggy", tasks), chance=0.83))
-    out = capsys.readouterr().err
-    assert f"foggy +{reached - 30}.0 points on dev images, to {reached} %, passes with a chance of 83 %" in out
-    assert ("protected classes are at 94 % on average: training has little to add" in out) == little
-    assert out.endswith("`--quick` stops here\n")
+    best = Candidate("step-00000000", 0.0, Comparison("foggy", tasks), chance=0.83)
+    margins = {"clear": 0.02, "rainy": 0.02}
+    print_refit(weigh_training(best, margins, least_chance=0.25, only_last_layers=False), decides=decides)
+    lines = capsys.readouterr().err.splitlines()
+    out = " ".join(lines)
+    start = f"without training (refit): foggy +{reached - 30}.0 points on dev images, passes with a chance of 83 %; "
+    assert out.startswith(start)
+    assert said in out
+    assert ("protected classes have 94.0 % on average" in out) == (decides or reached == 96)
+    assert out.endswith(end)
+    assert max(map(len, lines)) <= 80

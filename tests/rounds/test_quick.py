@@ -74,7 +74,7 @@ def test_what_the_refit_would_do_is_said_before_training_and_costs_no_other_bits
         quiet=True,
         show_refit=shown.append,
     )
-    assert [(item.name, item.lam) for item in shown] in ([("refit", 0.0)], [("refit-bias1", 0.0)])
+    assert [(item.best.name, item.best.lam) for item in shown] in ([("refit", 0.0)], [("refit-bias1", 0.0)])
     assert read_json(told.folder.result) == read_json(plain.folder.result)
     assert model_fingerprint(load_model(told.folder.model)) == model_fingerprint(load_model(plain.folder.model))
 

@@ -10,6 +10,9 @@ conditions go before it:
 2. Where the best chance is below ``candidates.least_chance`` nothing is tested: the old model is handed back, and the
    sealed set stays unspent.
 
+Before training the same rule finds the best candidate that needs none, and :func:`weigh_training` says whether that one
+is enough.
+
 How a candidate was made enters by one thing: what is expected of its flips before its dev images are seen, by what
 earlier rounds on other images have shown. The rule reads dev images alone, so that the certificate, which reads sealed
 images alone, needs no correction for it.
@@ -31,6 +34,7 @@ REFIT = "refit"  # what candidates are called whose target alone is new
 LAST_LAYER = "last-layer"  # what the end is called where all logits were fitted in the last layer
 LAST_LAYER_REFIT = "last-layer-refit"  # the same with the target refitted on top
 UNTRAINED = (LAST_LAYER, LAST_LAYER_REFIT)
+ENOUGH_CHANCE = 0.5  # to pass without training; where the best chance is smaller, training is worth its time
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
 
@@ -89,6 +93,40 @@ def best_candidate(
         holding or candidates,
         key=lambda candidate: (-candidate.expected_gain, -(candidate.chance or 0.0), candidate.name),
     )
+
+
+@dataclass(frozen=True)
+class WithoutTraining:
+    """The best candidate that needs no training, whether it is enough, and why or why not."""
+
+    best: Candidate
+    enough: bool
+    why: str
+
+
+def weigh_training(
+    best: Candidate, margins: Mapping[str, float], *, least_chance: float, only_last_layers: bool
+) -> WithoutTraining:
+    """Whether a round can do without training, given the :func:`best_candidate` of those that need none.
+
+    Enough is a candidate that holds on dev (the target gained, whether that is claimed or not), passes with a chance of
+    at least one half and ``least_chance``, and leaves little to win: the target has reached the average accuracy of the
+    protected classes under the old model, or training moves ``only_last_layers``, which were fitted for ``best``.
+    """
+    least = max(ENOUGH_CHANCE, least_chance)
+    dev, target = best.dev, best.dev.target
+    reached = dev.tasks[target].new_accuracy
+    others = float(np.mean([change.old_accuracy for change in dev.protected.values()]))
+    levels = f"{target} reaches {100 * reached:.1f} %, protected classes have {100 * others:.1f} % on average"
+    if dev.target_gain <= 0:
+        return WithoutTraining(best, False, f"{target} gains nothing")
+    if not holds_on_dev(best, margins):
+        return WithoutTraining(best, False, "a protected class loses more than its margin on dev images")
+    if best.chance is not None and best.chance < least:
+        return WithoutTraining(best, False, f"the chance to pass is below {100 * least:g} %")
+    if reached < others and only_last_layers:
+        return WithoutTraining(best, True, "training would move little but the last layer, which is fitted already")
+    return WithoutTraining(best, reached >= others, levels)
 
 
 def rank_for_testing(

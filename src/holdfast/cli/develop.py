@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,10 @@ def develop(
             "--quick", help="Fit the last layer alone, in seconds, whatever [method] says: nothing is trained."
         ),
     ] = False,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Train also where what needs no training is enough ([train] only_if_needed)."),
+    ] = False,
     anyway: Annotated[
         bool,
         typer.Option("--anyway", help="Train also where the sealed images will probably not prove the claim."),
@@ -74,6 +79,8 @@ def develop(
     Opens with the plan of `holdfast plan`: below a chance of one in two that the sealed images prove the claim it stops
     before training, and no query is spent, unless `--anyway` is given. It then says what can be done
     without training (the target refitted, the last layer fitted), before training begins; `--quick` does that alone.
+    With `only_if_needed = true` in [train], as `holdfast init` writes it, nothing is trained where that is enough,
+    unless `--train` is given.
 
     Leaves a run folder with the chosen model, all predictions and metrics. A run that was interrupted or killed goes on
     with `--resume RUN` and ends with the same bits.
@@ -88,15 +95,15 @@ def develop(
 
     if as_published:
         raise UserError("--as-published is gone", do=REMOVED_OPTIONS["develop", "--as-published"])
-    if quick and (form is not None or steps is not None):
-        raise UserError("--quick trains nothing", do="leave out --form and --steps, or --quick")
+    if quick and (form is not None or steps is not None or train):
+        raise UserError("--quick trains nothing", do="leave out --form, --steps and --train, or --quick")
     if project is not None and out is not None:
         raise UserError("--project and --out at once", do="leave out --out: the project has its own place for rounds")
     if parent is not None and project is None:
         raise UserError("--parent without --project", do="say which project with --project DIR")
     with stages_shown(quiet=quiet, verbose=verbose):
         if resume is not None:
-            if any(given not in (None, False) for given in (round_file, out, project, form, quick)):
+            if any(given not in (None, False) for given in (round_file, out, project, form, quick, train)):
                 raise UserError("--resume takes the run folder alone", do="leave out ROUND.toml and the other options")
             return _end(_resumed(resume, device, shard, quiet), as_json, verbose)
         if round_file is None:
@@ -104,7 +111,10 @@ def develop(
                 "which round?", expected="a ROUND.toml, or --resume RUN", do="write one with `holdfast init`"
             )
         root = round_file.parent
-        values = _with_options(read_toml(round_file), form=form, device=device, shard=shard, steps=steps)
+        always = False if train else None
+        values = _with_options(
+            read_toml(round_file), form=form, device=device, shard=shard, steps=steps, only_if_needed=always
+        )
         check_model(check_sections(values, str(round_file)).model, root)  # before torch is imported
         leave_out_pandas()
         keep_freed_memory()
@@ -112,6 +122,8 @@ def develop(
         if form is not None:
             _check_form(values, root)
         config = parse(RoundConfig, values, str(round_file), root)
+        if train and not config.method.trains():
+            raise UserError(f"--train, and method.name = {config.method.name!r} trains nothing", do="leave out --train")
         if seed is not None:
             config = config.model_copy(update={"seed": seed})
         if quick:
@@ -119,7 +131,7 @@ def develop(
                 update={"seed": config.seed}
             )
         required, show = 0.0 if anyway else REQUIRED_CHANCE, None if quiet else print_opening
-        show_refit = None if quiet else print_refit
+        show_refit = None if quiet else partial(print_refit, decides=config.train.only_if_needed)
         if project is None:
             from holdfast.rounds.develop import develop as run
 

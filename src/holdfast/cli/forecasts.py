@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from holdfast.candidates.select import Candidate
+    from holdfast.candidates.select import WithoutTraining
     from holdfast.certify.forecast import Flips, Forecast, TaskForecast
 
 WIDTH = 80
@@ -119,14 +119,16 @@ def percent(chance: float) -> str:
     return ">99 %" if shown == 100 and chance < 1.0 else f"{shown} %"
 
 
-def print_refit(best: Candidate) -> None:
-    """Before training: the best that can be done without."""
+def print_refit(found: WithoutTraining, *, decides: bool = False) -> None:
+    """Before training: the best that can be done without and, where that ``decides``, whether training follows."""
+    best = found.best
     chance = "" if best.chance is None else f", passes with a chance of {percent(best.chance)}"
-    reached = best.dev.tasks[best.dev.target].new_accuracy
-    protected = best.dev.protected.values()
-    others = sum(change.old_accuracy for change in protected) / len(protected)
-    gain = f"{best.dev.target} {best.dev.target_gain * 100:+.1f} points on dev images, to {percent(reached)}"
-    lines = [f"without training ({best.name}): {gain}{chance}"]
-    if reached >= others:
-        lines.append(f"protected classes are at {percent(others)} on average: training has little to add")
-    print(*lines, "`--quick` stops here", sep="; ", file=sys.stderr, flush=True)
+    gain = f"{best.dev.target} {best.dev.target_gain * 100:+.1f} points on dev images"
+    if decides:
+        ends = "enough without training" if found.enough else "training goes on"
+        parts = [f"{ends}: {found.why}"]
+    else:
+        parts = [f"training has little to add: {found.why}"] if found.enough else []
+    parts.append("`--train` trains all the same" if decides and found.enough else "`--quick` stops here")
+    text = "; ".join([f"without training ({best.name}): {gain}{chance}", *parts])
+    print(*textwrap.wrap(text, WIDTH, break_on_hyphens=False), sep="\n", file=sys.stderr, flush=True)

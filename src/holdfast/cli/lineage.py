@@ -99,6 +99,7 @@ def show(
     from rich.text import Text
 
     from holdfast.cli.verdicts import print_json
+    from holdfast.rounds.outcome import training_skipped
     from holdfast.rounds.project import Project
 
     opened = Project.open(project)
@@ -113,6 +114,7 @@ def show(
         "target": entry.target,
         "protected": ", ".join(entry.entry["protected"]),
         "method": f"{entry.entry['method']}, seed {entry.entry['seed']}",
+        **({"training": skipped} if (skipped := training_skipped(entry.entry)) else {}),
         "reason": entry.entry["reason"],
         "handed back": "the old model" if entry.kept_old else str(entry.entry["chosen"]),
         "against first": "certified too" if entry.entry["against_first"] and entry.verdict == "certified" else "–",

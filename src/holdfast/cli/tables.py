@@ -58,7 +58,8 @@ def print_round(result: RoundResult, *, as_json: bool, verbose: bool = False) ->
     if as_json:
         scores = {"dev": result.dev, "test": result.test}
         reported = {role: comparison_json(item) if item else None for role, item in scores.items()}
-        print(json.dumps({"run": str(result.folder.root), **result.decision.to_json(), **reported}))
+        values = {"run": str(result.folder.root), **result.decision.to_json(), "training": result.training, **reported}
+        print(json.dumps(values))
         return
     console = Console(highlight=False)
     print_outcome(console, read_outcome(result.folder))

@@ -69,6 +69,11 @@ class TrainConfig(Config):
 
     steps: Positive = 2000
     """Optimizer steps."""
+    only_if_needed: bool = False
+    """`holdfast develop` trains only where candidates that need no training are not enough: the best of them holds on
+    dev images and passes with a chance of one in two at least, and the target reaches the average accuracy of protected
+    classes, or model.freeze is `backbones` and the last layer was fitted. `develop --train` trains in any case; `init`
+    writes `true`."""
     batch: Annotated[int, Field(ge=2, le=LARGEST)] = 256
     """Image-text pairs a step, over all ranks: target pairs and negatives together."""
     target_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -285,6 +290,8 @@ class TuneConfig(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.train.only_if_needed:
+            raise ValueError("train.only_if_needed is for rounds: a base model is always trained")
         check_templates((self.template,) if isinstance(self.template, str) else self.template)
         names = self.classes or ()
         twice = sorted({name for name in names if names.count(name) > 1})

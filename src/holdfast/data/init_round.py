@@ -128,7 +128,7 @@ def _task_section(findings: Findings, target: str | None) -> str:
     others = [name for name in findings.classes if name != proposed]
     return f"""# A round: improve one class, keep every other.
 #   holdfast plan ROUND.toml       what the sealed images can prove, and how likely the round passes
-#   holdfast develop ROUND.toml    train, choose, certify
+#   holdfast develop ROUND.toml    train where that is needed, choose, certify
 # Settings that are left out have their defaults (docs/reference/configuration.md).
 seed = 0
 
@@ -217,6 +217,7 @@ def _train_section(classes: int, kind: str) -> str:
     size = _ROUND_SIZES.get(kind, _ROUND_OF_A_MODEL)
     tasks = f"tasks_per_step = {size.tasks}   # protected classes a step\n" if classes - 1 > size.tasks else ""
     return f"""[train]   # sized for {size.machine}
+only_if_needed = true   # no steps where fits of the last layer are enough; --train: always
 steps = {size.steps}
 batch = {size.batch}
 {tasks}images_per_task = {size.images}   # of each protected class, a step

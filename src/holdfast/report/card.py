@@ -9,6 +9,7 @@ from holdfast._version import __version__
 from holdfast.report.content import RunContent
 from holdfast.report.html.markup import p_text, percent, points, visible
 from holdfast.report.words import PROMISE_TEXT, verdict_text
+from holdfast.rounds.outcome import training_skipped
 
 FORMAT = "holdfast-update-card/1"
 LIMITS = (
@@ -61,6 +62,7 @@ def card_json(content: RunContent, name: str) -> dict[str, Any]:
         else {"dev_safety": content.test.dev_safety, "target_gain": content.test.target_gain},
         "fingerprints": {key: content.state.get(key) for key in ("parent", "data", "fingerprint")},
         "method": (content.config.get("method") or {}).get("name"),
+        "training": training_skipped(content.result) or None,
         "seed": content.config.get("seed"),
         "limits": list(LIMITS),
     }
@@ -80,6 +82,7 @@ def card_markdown(card: dict[str, Any]) -> str:
         "",
         f"- verdict: {card['verdict'] or 'none'}; model: {'the old one is kept' if card['kept_old'] else 'new'}",
         f"- target: {escaped(card['target'])}; protected: {len(card['protected'])} classes",
+        *([f"- training: {escaped(card['training'])}"] if card["training"] else []),
         f"- evidence below: {card['evidence']['images']} images",
         "",
         "| " + " | ".join(head) + " |",

@@ -103,6 +103,7 @@ _RESULT: dict[str, Shape] = {
     "frontier": Maybe([{"candidate": text, "target_gain": number, "dev_safety": number, "worst_task": text}]),
     "gain_by_margin": Maybe([{"margin": number, "target_gain": number}]),
     "blocked_by": Maybe(text),
+    "training": Maybe({"skipped": flag, "candidate": text, "why": text}),
 }
 _LOGGED: dict[str, Shape] = {
     "step": count,

@@ -12,7 +12,16 @@ import torch.distributed as dist
 
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.candidates.chance import SealedTest
-from holdfast.candidates.select import Candidate, best_candidate, choose_on_dev, rank_for_testing, with_chances
+from holdfast.candidates.select import (
+    UNTRAINED,
+    Candidate,
+    WithoutTraining,
+    best_candidate,
+    choose_on_dev,
+    rank_for_testing,
+    weigh_training,
+    with_chances,
+)
 from holdfast.certify.forecast import Forecast
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.round_plan import forecast_survey
@@ -81,7 +90,7 @@ class PlanCheck:
 
     require_chance: float = 0.0
     show: Callable[[Forecast], None] | None = None
-    show_refit: Callable[[Candidate], None] | None = None  # the best candidate that needs no training
+    show_refit: Callable[[WithoutTraining], None] | None = None  # the best candidate that needs no training
 
     def __call__(self, config: RoundConfig, surveyed: Survey, unspent: SealedClaim | None) -> None:
         """Make the forecast of a round that will end with a test on sealed images."""
@@ -144,6 +153,17 @@ def best_of(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
     """The candidate that the rule would take of these; they are :func:`scored`."""
     margins = claimed_margins(config, folder, candidates)
     return best_candidate(candidates, margins, must_gain=config.certify.target_gain)
+
+
+def without_training(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> WithoutTraining:
+    """The best of the candidates that need no training, and whether it is enough; they are :func:`scored`."""
+    fitted = any(candidate.step in UNTRAINED for candidate in candidates)
+    return weigh_training(
+        best_of(config, folder, candidates),
+        claimed_margins(config, folder, candidates),
+        least_chance=config.candidates.least_chance,
+        only_last_layers=fitted and config.model.freeze == "backbones",
+    )
 
 
 def test_of(claim: SealedClaim) -> SealedTest:

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch.distributed as dist
 
 from holdfast.artifacts import LOCK, RunFolder, read_json, write_json
-from holdfast.candidates.select import Candidate
+from holdfast.candidates.select import WithoutTraining
 from holdfast.certify.forecast import Forecast
 from holdfast.config import RoundConfig, parse
 from holdfast.data.survey import Survey
 from holdfast.errors import Interrupted
 from holdfast.locks import one_writer
-from holdfast.rounds.decide import NO_PLAN, PlanCheck, best_of, check_budget
+from holdfast.rounds.decide import NO_PLAN, PlanCheck, check_budget, without_training
 from holdfast.rounds.former import former_form
-from holdfast.rounds.result import RoundResult, read_result
+from holdfast.rounds.result import RoundResult, read_result, training_decision
 from holdfast.rounds.round import Round
 from holdfast.runtime import Runtime, started
 from holdfast.train.progress import choose_progress
@@ -34,14 +34,15 @@ def develop(
     quiet: bool = False,
     require_chance: float = 0.0,
     show_plan: Callable[[Forecast], None] | None = None,
-    show_refit: Callable[[Candidate], None] | None = None,
+    show_refit: Callable[[WithoutTraining], None] | None = None,
 ) -> RoundResult:
     """Run a round (or go on with one) in the run folder ``out``; paths in the config are relative to ``root``.
 
     Going on with a run that is finished changes nothing and returns its result. A new round whose chance to pass the
     test on its sealed images is below ``require_chance`` is refused before anything is trained, with a
     :class:`~holdfast.errors.UserError` that says what would help; ``show_plan`` is called with its forecast, and
-    ``show_refit`` before training with the best candidate that needs none.
+    ``show_refit`` before training with the best candidate that needs none. With ``train.only_if_needed`` nothing is
+    trained where that candidate is enough.
     """
     if resume and RunFolder.open(out).finished:
         return read_result(RunFolder(out))
@@ -80,15 +81,35 @@ def _run(
 
     command = resume_command(folder)
     round_ = Round(config, root, folder, runtime, begun=resume, check=check, resume=command)
-    if plan.show_refit is not None and config.method.trains():
-        offered = round_.untrained_candidates()  # on every rank
-        if offered and runtime.is_main:
-            plan.show_refit(best_of(config, folder, offered))
-    silent = quiet or not runtime.is_main or not config.method.trains()
+    if config.method.trains():
+        _before_training(round_, plan)
+    silent = quiet or not runtime.is_main or not round_.trains
     with choose_progress("developing", config.train.steps, quiet=silent) as progress:
         round_.train(progress)
     round_.write_result(round_.decide())
     return _conclude(folder, runtime)
+
+
+def _before_training(round_: Round, plan: PlanCheck) -> None:
+    """Say what can be done without training and, with ``train.only_if_needed``, decide whether that is enough.
+
+    The decision is on record before anything follows from it, and stands: by the time that a run goes on, other rounds
+    may have queried its sealed images, and its chance be another.
+    """
+    config, folder = round_.config, round_.folder
+    decides = config.train.only_if_needed and training_decision(folder) is None
+    if dist.is_initialized():  # every rank has read the record before the first one may write it
+        dist.barrier()
+    offered = round_.untrained_candidates() if decides or plan.show_refit is not None else []  # on every rank
+    if offered and round_.runtime.is_main:
+        found = without_training(config, folder, offered)
+        if decides:
+            training = {"skipped": found.enough, "candidate": found.best.name, "why": found.why}
+            write_json(folder.state, {**read_json(folder.state), "training": training})
+        if plan.show_refit is not None:
+            plan.show_refit(found)
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def resume_command(folder: RunFolder) -> str:

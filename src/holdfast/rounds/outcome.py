@@ -65,7 +65,7 @@ class Outcome:
     sealed: Mapping[str, Any] | None  # the set's standing in the ledger
     sealed_images: int
     test_left: bool  # whether the test on the sealed images was left for later
-    training: str = ""  # what training added to candidates that need none; empty where there was only one kind
+    training: str = ""  # what it added to candidates that need none, or why it was skipped; empty where there was none
 
     @property
     def rejected(self) -> bool:
@@ -122,8 +122,16 @@ def outcome_of(
         sealed=reported.get("sealed") if reported is not None else None,
         sealed_images=0,
         test_left=False,
-        training=_training(result["candidates"], candidate),
+        training=training_skipped(result) or _training(result["candidates"], candidate),
     )
+
+
+def training_skipped(result: Mapping[str, Any]) -> str:
+    """Why a round whose method trains did not; empty where it did, or was not to decide."""
+    decided = result.get("training") or {}
+    if not decided.get("skipped"):
+        return ""
+    return f"skipped, as {decided['candidate']} needs none and is enough: {decided['why']}"
 
 
 def _training(candidates: Sequence[Mapping[str, Any]], shown: str | None) -> str:

@@ -211,6 +211,8 @@ def _fingerprint(config: Config, data: str, parent: str) -> str:
     values = config.model_dump(mode="json")
     for name in ("log_every", "checkpoint_every", "keep_checkpoints", "device", "shard"):
         values["train"].pop(name, None)
+    if not values["train"].get("only_if_needed"):  # as it was before there was such a setting: begun rounds go on
+        values["train"].pop("only_if_needed", None)
     return fingerprint_json({"config": values, "data": data, "parent": parent})
 
 

@@ -331,5 +331,6 @@ def describe(folder: RunFolder) -> dict[str, Any]:
         "config": fingerprint_json(config),
         "seed": config.get("seed"),
         "method": (config.get("method") or {}).get("name"),
+        "training": result.get("training"),
         "candidates": [item["name"] for item in result["candidates"]],
     }

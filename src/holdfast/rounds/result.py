@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.artifacts import RunFolder
+from holdfast.artifacts import RunFolder, read_json
 from holdfast.candidates.select import Candidate, described
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.rounds.decide import Decision
@@ -22,6 +22,7 @@ class RoundResult:
     candidates: list[Candidate]
     test: Comparison | None
     blocked_by: str | None  # the protected task that stood in the target's way, where one did
+    training: Mapping[str, Any] | None = None  # see :func:`training_decision`
 
     @property
     def kept_old(self) -> bool:
@@ -61,7 +62,13 @@ def read_result(folder: RunFolder) -> RoundResult:
         candidates,
         comparison_from_json(values["test"], target) if values["test"] else None,
         values["blocked_by"],
+        values.get("training"),
     )
+
+
+def training_decision(folder: RunFolder) -> Mapping[str, Any] | None:
+    """Whether training was ``skipped``, beside which ``candidate`` and ``why``; None where that was not to decide."""
+    return read_json(folder.state).get("training")
 
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:

@@ -72,7 +72,13 @@ from holdfast.rounds.kept import RunModels
 from holdfast.rounds.make_candidates import CandidateMaker
 from holdfast.rounds.prepare import PreparedRound, begin_method, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.result import candidate_from_json, candidate_json, comparison_json, described_candidate
+from holdfast.rounds.result import (
+    candidate_from_json,
+    candidate_json,
+    comparison_json,
+    described_candidate,
+    training_decision,
+)
 from holdfast.runtime import Runtime, choose_device
 from holdfast.shared import is_sharing, once
 from holdfast.stages import stage
@@ -171,13 +177,18 @@ class Round:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
+    @property
+    def trains(self) -> bool:
+        """Whether the round makes steps: its method does, and the run did not decide that none are needed."""
+        return self.config.method.trains() and not (training_decision(self.folder) or {}).get("skipped")
+
     def train(self, progress: Progress | None = None) -> None:
         """Train to the end, or go on from the newest checkpoint; every evaluation makes a checkpoint to choose from.
 
-        A method that does not train has one evaluation, of the refitted target.
+        A round that does not train has one evaluation, of the refitted target.
         """
         config = self.config
-        if not config.method.trains():
+        if not self.trains:
             self._evaluate_refit()
             return
         begin_method(self.prepared, config, self.runtime)
@@ -237,6 +248,8 @@ class Round:
             write_predictions(self.folder.predictions(name, "dev"), dev)
             self.models.put(model, self.folder.candidates / name)
             self._prune(done)
+        if dist.is_initialized():
+            dist.barrier()  # every rank chooses among the checkpoints that it finds in the folder
         return figures
 
     def save(self, model: Classifier, folder: Path) -> str:
@@ -298,7 +311,7 @@ class Round:
         ends = {"best": self.best_checkpoint(), "last": self.checkpoints()[-1]}
         steps = list(dict.fromkeys(ends[which] for which in self.config.candidates.checkpoints))
         made = self.maker.refits(steps[0])
-        for step in steps if self.config.method.trains() else ():
+        for step in steps if self.trains else ():
             made += self.maker.from_checkpoint(step)
         return made + self.maker.of_last_layer()
 
@@ -406,6 +419,7 @@ class Round:
                 "target": self.data.tasks.target,
                 "protected": list(self.data.tasks.protected),
                 "start_seen": self.prepared.start_seen.describe(),
+                "training": training_decision(self.folder),
                 "candidates": [candidate_json(candidate) for candidate in candidates],
                 "dev": comparison_json(described_candidate(decision, candidates).dev),
                 "test": comparison_json(test) if test else None,

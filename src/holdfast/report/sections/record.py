@@ -6,6 +6,7 @@ import json
 
 from holdfast.report.content import RunContent
 from holdfast.report.html.markup import Markup, count, tag
+from holdfast.rounds.outcome import training_skipped
 
 
 def record_section(content: RunContent) -> Markup:
@@ -14,6 +15,7 @@ def record_section(content: RunContent) -> Markup:
     facts = [
         ("holdfast", state.get("version")),
         ("method", (content.config.get("method") or {}).get("name")),
+        ("training", training_skipped(content.result) or None),
         ("seed", content.config.get("seed")),
         ("parent model", state.get("parent")),
         ("data", state.get("data")),

@@ -6,11 +6,13 @@ from holdfast.report.content import RunContent
 from holdfast.report.html.markup import Markup, tag
 from holdfast.report.sections import figures
 from holdfast.report.words import blocked_text
+from holdfast.rounds.outcome import training_skipped
 
 
 def training_section(content: RunContent) -> Markup:
     """The trajectory and the constraints; empty where nothing was logged."""
-    parts: list[Markup] = []
+    skipped = training_skipped(content.result)
+    parts: list[Markup] = [tag("p", f"Training was {skipped}.", class_="lead")] if skipped else []
     blocked = blocked_text(content)
     if blocked:
         parts.append(tag("p", blocked, class_="lead"))
