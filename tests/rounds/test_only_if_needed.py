@@ -20,7 +20,6 @@ from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.methods.holdfast import Holdfast
 from holdfast.report.page import write_report
 from holdfast.rounds import develop as develop_module
-from holdfast.rounds.decide import without_training
 from holdfast.rounds.develop import develop
 from holdfast.rounds.outcome import read_outcome
 from holdfast.rounds.result import RoundResult, training_decision
@@ -48,9 +47,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def weighed(
-    *, reached: int = 80, before: int = 50, lost: int = 0, chance: float | None = 0.9, least: float = 0.25,
-    last: bool = False,
-) -> WithoutTraining:  # fmt: skip
+    *, reached: int = 80, before: int = 50, lost: int = 0, chance: float | None = 0.9, least: float = 0.25
+) -> WithoutTraining:
     """Of 100 images each: protected classes had 70 and 90, the target is brought from ``before`` to ``reached``."""
     tasks = {
         "a": TaskChange(100, 70, 70 - lost, 0, lost, 1.0, 1.0),
@@ -58,7 +56,7 @@ def weighed(
         "t": TaskChange(100, before, reached, max(0, reached - before), max(0, before - reached), 1.0, 1.0),
     }
     best = Candidate("step-00000000", 0.0, Comparison("t", tasks), chance=chance)
-    return weigh_training(best, MARGINS, least_chance=least, only_last_layers=last)
+    return weigh_training(best, MARGINS, least_chance=least)
 
 
 @pytest.mark.parametrize(
@@ -66,43 +64,19 @@ def weighed(
     [
         ({}, True, "t reaches 80.0 %, protected classes have 80.0 % on average"),
         ({"reached": 79}, False, "t reaches 79.0 %, protected classes have 80.0 % on average"),
-        ({"reached": 79, "last": True}, True, "training would move little but the last layer"),
-        ({"reached": 95, "last": True}, True, "t reaches 95.0 %"),
         ({"chance": None}, True, "t reaches"),
         ({"chance": 0.5}, True, "t reaches"),
         ({"chance": 0.49}, False, "the chance to pass is below 50 %"),
-        ({"chance": 0.49, "last": True}, False, "the chance to pass is below 50 %"),
         ({"chance": 0.7, "least": 0.8}, False, "the chance to pass is below 80 %"),
         ({"lost": 5}, True, "t reaches"),
         ({"lost": 6}, False, "a protected class loses more than its margin"),
-        ({"lost": 6, "last": True}, False, "a protected class loses more than its margin"),
         ({"before": 90, "reached": 90}, False, "t gains nothing"),
-        ({"before": 95, "reached": 90, "last": True}, False, "t gains nothing"),
     ],
 )
 def test_the_rule(given: dict[str, Any], enough: bool, why: str) -> None:
     found = weighed(**given)
     assert found.enough == enough
     assert found.why.startswith(why)
-
-
-def test_training_moves_the_last_layer_alone_only_where_it_was_fitted(tmp_path: Path) -> None:
-    """freeze = "backbones", with fits of the last layer and without them; and fits with more to train."""
-    tasks = {  # the target reaches less than protected classes have
-        "zero": TaskChange(100, 90, 90, 0, 0, 1.0, 1.0),
-        "one": TaskChange(100, 10, 60, 50, 0, 1.0, 1.0),
-    }
-    refit, fit = (Candidate(step, 1.0, Comparison("one", tasks), chance=0.9) for step in ("refit", "last-layer"))
-    folder = RunFolder.create(tmp_path / "run")
-    folder.state.write_text(json.dumps({"counts": {"sealed": 0}}))
-    for freeze, offered, enough in (
-        ("backbones", [refit, fit], True),
-        ("backbones", [refit], False),
-        ("nothing", [refit, fit], False),
-        ("image", [refit, fit], False),
-    ):
-        given = settings("one", model={"freeze": freeze})
-        assert without_training(given, folder, offered).enough == enough, (freeze, len(offered))
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------

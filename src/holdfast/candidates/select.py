@@ -104,14 +104,12 @@ class WithoutTraining:
     why: str
 
 
-def weigh_training(
-    best: Candidate, margins: Mapping[str, float], *, least_chance: float, only_last_layers: bool
-) -> WithoutTraining:
+def weigh_training(best: Candidate, margins: Mapping[str, float], *, least_chance: float) -> WithoutTraining:
     """Whether a round can do without training, given the :func:`best_candidate` of those that need none.
 
     Enough is a candidate that holds on dev (the target gained, whether that is claimed or not), passes with a chance of
     at least one half and ``least_chance``, and leaves little to win: the target has reached the average accuracy of the
-    protected classes under the old model, or training moves ``only_last_layers``, which were fitted for ``best``.
+    protected classes under the old model.
     """
     least = max(ENOUGH_CHANCE, least_chance)
     dev, target = best.dev, best.dev.target
@@ -124,8 +122,6 @@ def weigh_training(
         return WithoutTraining(best, False, "a protected class loses more than its margin on dev images")
     if best.chance is not None and best.chance < least:
         return WithoutTraining(best, False, f"the chance to pass is below {100 * least:g} %")
-    if reached < others and only_last_layers:
-        return WithoutTraining(best, True, "training would move little but the last layer, which is fitted already")
     return WithoutTraining(best, reached >= others, levels)
 
 

@@ -72,8 +72,7 @@ class TrainConfig(Config):
     only_if_needed: bool = False
     """`holdfast develop` trains only where candidates that need no training are not enough: the best of them holds on
     dev images and passes with a chance of one in two at least, and the target reaches the average accuracy of protected
-    classes, or model.freeze is `backbones` and the last layer was fitted. `develop --train` trains in any case; `init`
-    writes `true`."""
+    classes. `develop --train` trains in any case; `init` writes `true`."""
     batch: Annotated[int, Field(ge=2, le=LARGEST)] = 256
     """Image-text pairs a step, over all ranks: target pairs and negatives together."""
     target_share: Annotated[float, Field(gt=0, lt=1)] = 0.5

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from holdfast.artifacts import RunFolder, read_json
 from holdfast.candidates.chance import SealedTest
 from holdfast.candidates.select import (
-    UNTRAINED,
     Candidate,
     WithoutTraining,
     best_candidate,
@@ -157,12 +156,10 @@ def best_of(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
 
 def without_training(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate]) -> WithoutTraining:
     """The best of the candidates that need no training, and whether it is enough; they are :func:`scored`."""
-    fitted = any(candidate.step in UNTRAINED for candidate in candidates)
     return weigh_training(
         best_of(config, folder, candidates),
         claimed_margins(config, folder, candidates),
         least_chance=config.candidates.least_chance,
-        only_last_layers=fitted and config.model.freeze == "backbones",
     )
 
 
