@@ -52,6 +52,20 @@ def test_rounds_have_parents_and_what_was_gained_is_known(project: Project) -> N
         project.find("rian")
 
 
+def test_a_round_that_skipped_its_training_is_shown_as_such(project: Project) -> None:
+    add_round(project, "fog")
+    with project.begin("rain", project.resolve(None)) as name:
+        folder = project.folder(name)
+        fill(folder)
+        decided = {"skipped": True, "candidate": "refit", "why": "made up"}
+        write_json(folder.result, {**read_json(folder.result), "training": decided})
+    project.record(name)
+    for title, said in (("fog", False), ("rain", True)):
+        out = CliRunner().invoke(app, ["show", title, "-p", str(project.root)], standalone_mode=False).stdout
+        assert ("skipped, as refit needs none and is enough: made up" in out) == said
+        assert ("training:" in out) == said
+
+
 def test_a_round_that_kept_the_old_model_stands_for_its_parent(project: Project) -> None:
     first = add_round(project, "fog")
     add_round(project, "rain", kept=True)
