@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("studies", type=Path, nargs="+", help="folders of studies, or a results file")
     parser.add_argument("--out", type=Path, help="keep the figures in this file")
     parser.add_argument("--together", action="store_true", help="studies as one: means over pairs of study and seed")
-    parser.add_argument("--figure", type=Path, help="draw them, one panel a study, result and size")
+    parser.add_argument("--figure", type=Path, help="draw what ships, one panel a study and size")
     given = parser.parse_args()
     studies = read(given.studies)
     if given.out is not None:
@@ -134,7 +134,8 @@ def main() -> None:
     if given.figure is not None:
         from holdfast.compare import figures
 
-        labelled = [replace(cell, column=f"{name}, {cell.column}") for name, cells in studies.items() for cell in cells]
+        ships = [(name, cell) for name, cells in studies.items() for cell in cells if cell.kind == "shipped"]
+        labelled = [replace(cell, column=f"{name}, {cell.column} images a class") for name, cell in ships]
         figures.save(figures.frontier(labelled), given.figure)
 
 
