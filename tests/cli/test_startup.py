@@ -204,8 +204,10 @@ class Later(BaseModel):
 assert "importlib.metadata" in sys.modules  # plugins are looked for again
 print(TaskConfig(target="foggy").target, Later(number=3).number)
 gc.disable()
-with short_lived():
-    pass
+del sys.modules["pydantic.plugin._loader"]
+with short_lived():  # a pydantic that wants more of the module
+    from pydantic.plugin._loader import PYDANTIC_ENTRY_POINT_GROUP as group, get_plugins
+    assert (group, tuple(get_plugins())) == ("pydantic", ())
 assert not gc.isenabled()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -61,12 +62,13 @@ def short_lived() -> Generator[None]:
 
     Before its first model pydantic reads the metadata of every package that is installed, for plugins that watch
     validation. As with ``PYDANTIC_DISABLE_PLUGINS=__all__`` there are none here, and nothing is read to know that. A
-    pydantic that keeps them elsewhere finds them as ever.
+    pydantic that keeps them elsewhere, or wants more of that module, finds what it looks for.
     """
     collecting = gc.isenabled()
     gc.disable()
     plugins: Any = ModuleType(_PLUGINS)
     plugins.get_plugins = tuple
+    plugins.__getattr__ = _of_the_real_one
     sys.modules.setdefault(_PLUGINS, plugins)
     try:
         yield
@@ -76,6 +78,14 @@ def short_lived() -> Generator[None]:
         gc.freeze()  # what lives now is not looked at again
         if collecting:
             gc.enable()
+
+
+def _of_the_real_one(name: str) -> Any:
+    """Whatever else of pydantic's own module is asked for."""
+    if name.startswith("__"):  # what Python asks of every module
+        raise AttributeError(name)
+    sys.modules.pop(_PLUGINS, None)
+    return getattr(import_module(_PLUGINS), name)
 
 
 _TRIM, _MAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's mallopt
