@@ -267,7 +267,7 @@ def test_before_training_it_is_said_whether_there_is_much_left_to_gain(
     }
     best = Candidate("step-00000000", 0.0, Comparison("foggy", tasks), chance=0.83)
     margins = {"clear": 0.02, "rainy": 0.02}
-    print_refit(weigh_training(best, margins, least_chance=0.25, only_last_layers=False), decides=decides)
+    print_refit(weigh_training(best, margins, least_chance=0.25), decides=decides)
     lines = capsys.readouterr().err.splitlines()
     out = " ".join(lines)
     start = f"without training (refit): foggy +{reached - 30}.0 points on dev images, passes with a chance of 83 %; "

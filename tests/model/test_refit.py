@@ -93,10 +93,12 @@ def test_it_finds_the_optimum(classifier: Classifier, monkeypatch: pytest.Monkey
     steady = np.linalg.solve(moments + 0.01 * moments.diagonal().mean() * np.eye(len(moments)), entries.mean(axis=0))
     first, centre = entries @ steady, entries.mean(axis=0)
     spread = (entries - first[:, None] * centre).std(axis=0, ddof=1)
+    scale = 1 / np.sqrt(spread**2 + (spread**2).mean())
+    scale /= np.sqrt(((spread * scale) ** 2).mean())
 
     def p_of(unknown: np.ndarray) -> np.ndarray:
         u, b = unknown[:-1], unknown[-1]
-        return 0.05 * (u / spread + (b - (u * centre / spread).sum()) * steady)
+        return 0.05 * (u * scale + (b - (u * centre * scale).sum()) * steady)
 
     def whole(unknown: np.ndarray) -> float:
         return loss_of(p_of(unknown), model, hidden, features, labels) + 0.01 * (unknown[:-1] ** 2).sum()
