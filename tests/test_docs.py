@@ -213,7 +213,7 @@ def enter(frame, event, argument):
         entered.setdefault(code.co_filename.removeprefix(folder))
 threading.setprofile(enter)
 sys.setprofile(enter)
-for words in (["develop", "ROUND.toml", "--out", "runs/foggy", "--quiet"], ["report", "runs/foggy"]):
+for words in (["develop", "ROUND.toml", "--out", "runs/foggy", "--quiet", "--train"], ["report", "runs/foggy"]):
     sys.argv = ["holdfast", *words]
     try:
         holdfast.cli.main()
