@@ -105,8 +105,8 @@ class Design:
     """What a logit is linear in: entries that are centred and scaled, and an offset.
 
     An entry of spread s is divided by sqrt(s² + mean of all s²), and all of them then by one number, so that their
-    spreads are 1 on average. Divided by s alone, an entry that is nearly the same in the few pictures at hand would
-    count as much as any other, and one new picture in which it is not would be moved as far as it likes.
+    spreads are 1 on average. Divided by s alone, an entry that is nearly constant in the few pictures at hand would
+    count as much as any other, and could change the logit of a new picture by any amount.
     Centre and offset need an entry that is the same for every picture; ``steady`` s with entries · s near 1 stands in
     for it.
     """
