@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 from holdfast.artifacts import RunFolder, fingerprint_file, read_json
 from holdfast.compare.grid import Job, Study, StudyConfig, plan
-from holdfast.compare.pool import LocalRunner, choose_runner, run_here
-from holdfast.compare.records import JobFolder
-from holdfast.compare.run import attempt
+from holdfast.compare.pool import LocalRunner, Tasks, choose_runner, run_here
+from holdfast.compare.records import JobFolder, JobRecord
+from holdfast.compare.run import Outcome, attempt
 from holdfast.compare.study import run_jobs, run_study
 from holdfast.config import parse
 from holdfast.errors import Interrupted, UserError
@@ -182,6 +183,21 @@ def test_impossible_places_to_run_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(builtins, "__import__", without_ray)
     with pytest.raises(UserError, match="not installed"):
         choose_runner(1, "local")
+
+
+def test_jobs_run_seed_by_seed_and_interpolations_last(tmp_path: Path) -> None:
+    jobs = plan(study(tmp_path, seeds=[3, 0]), tmp_path / "out")
+    ran: list[Job] = []
+
+    def notes(tasks: Tasks) -> Iterator[Outcome]:
+        for job, action in tasks:
+            ran.append(job)
+            yield Outcome(job, action, JobRecord("done"))
+
+    run_jobs(jobs, notes, silent)
+    assert [job.seed for job in ran] == [3, 3, 0, 0, 3, 3, 0, 0]  # RM's two settings, then what interpolates them
+    assert [job.parent is None for job in ran] == [True] * 4 + [False] * 4
+    assert {job.name for job in ran} == {job.name for job in jobs}
 
 
 @pytest.mark.slow

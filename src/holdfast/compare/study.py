@@ -95,20 +95,23 @@ class _Progress:
 def run_jobs(
     jobs: list[Job], runner: Runner, say: Say, update: Callable[[list[JobRecord]], None] | None = None
 ) -> list[tuple[str, str]]:
-    """Run the jobs that are not done; those that interpolate other jobs' results come after them.
+    """Run the jobs that are not done, seed by seed: a study that is stopped has as many seeds in every row.
 
+    Those that interpolate other jobs' results come after them.
     ``update`` is given all records at the beginning, and again whenever a job has ended.
     """
     failed: list[tuple[str, str]] = []
     records = read_records(jobs)
     places = {job.folder: place for place, job in enumerate(jobs)}
     done = sum(record.status == "done" for record in records)
+    seeds = list(dict.fromkeys(job.seed for job in jobs))
     if update is not None:
         update(records)
     if done:
         say(f"{done} of {len(jobs)} jobs are done already")
     for wave in ([job for job in jobs if job.parent is None], [job for job in jobs if job.parent is not None]):
         left = [job for job in wave if JobFolder(job.folder).read().status != "done"]
+        left.sort(key=lambda job: seeds.index(job.seed))
         for outcome in runner([(job, "run") for job in left]):
             done += 1
             records[places[outcome.job.folder]] = outcome.record
