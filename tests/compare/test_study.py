@@ -192,7 +192,7 @@ def test_jobs_run_seed_by_seed_and_interpolations_last(tmp_path: Path) -> None:
     def notes(tasks: Tasks) -> Iterator[Outcome]:
         for job, action in tasks:
             ran.append(job)
-            yield Outcome(job, action, JobRecord("done"))
+            yield Outcome(job, action, JobRecord("failed", error="not run"))
 
     run_jobs(jobs, notes, silent)
     assert [job.seed for job in ran] == [3, 3, 0, 0, 3, 3, 0, 0]  # RM's two settings, then what interpolates them
