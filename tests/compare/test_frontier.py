@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -139,6 +140,20 @@ def test_a_job_that_has_not_finished_is_left_out(tmp_path: Path) -> None:
     cells = frontier_cells(jobs, read_records(jobs))
     assert {cell.seeds for cell in cells if cell.row == "rm"} == {2}
     assert {cell.seeds for cell in cells if cell.row == "holdfast"} == {3}
+
+
+def test_rows_of_a_study_that_is_not_finished_are_compared_on_the_seeds_that_all_have(tmp_path: Path) -> None:
+    _, jobs = fabricated(tmp_path)
+    records = [
+        replace(record, status="begun") if (job.column, job.row, job.seed) == ("60", "rm", 2) else record
+        for job, record in zip(jobs, read_records(jobs), strict=True)
+    ]
+    for cell in frontier_cells(jobs, records):
+        seeds = (0, 1) if cell.column == "60" else (0, 1, 2)
+        assert tuple(seed for seed, *_ in cell.by_seed) == seeds
+    none = [replace(record, status="begun") if job.row == "rm" else record
+            for job, record in zip(jobs, records, strict=True)]  # fmt: skip
+    assert {cell.seeds for cell in frontier_cells(jobs, none)} == {3}  # no seed is complete: what there is
 
 
 def test_a_study_of_checkpoints_and_one_of_what_ships(tmp_path: Path) -> None:

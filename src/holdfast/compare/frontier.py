@@ -83,17 +83,34 @@ def bootstrap(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 def frontier_cells(jobs: list[Job], records: list[JobRecord]) -> list[FrontierCell]:
-    """The frontier of every row and column, in the order of the study; other rows are set against the first."""
+    """The frontier of every row and column, in the order of the study; other rows are set against the first.
+
+    Of a study that is not finished, rows are compared on the seeds that all of them have, where there are any.
+    """
     files = [JobFolder(job.folder).frontier for job in jobs]
+    complete = _complete_seeds(jobs, records)
     points: list[dict[tuple[Kind, float], FrontierPoint]] = [
-        {(point.kind, point.tolerance): point for point in read_frontier(file)} if file.exists() else {}
-        for file in files
+        {(point.kind, point.tolerance): point for point in read_frontier(file)}
+        if file.exists() and job.seed in (complete[job.column] or (job.seed,))
+        else {}
+        for job, file in zip(jobs, files, strict=True)
     ]
     places = dict.fromkeys(place for found in points for place in found)
     cells: list[FrontierCell] = []
     for kind, tolerance in places:
         cells += _at(kind, tolerance, jobs, records, [found.get((kind, tolerance)) for found in points])
     return cells
+
+
+def _complete_seeds(jobs: Sequence[Job], records: Sequence[JobRecord]) -> dict[str, set[int]]:
+    """For each column the seeds of which every job is done."""
+    found: dict[str, set[int]] = {}
+    for job in jobs:
+        found.setdefault(job.column, set()).add(job.seed)
+    for job, record in zip(jobs, records, strict=True):
+        if record.status != "done":
+            found[job.column].discard(job.seed)
+    return found
 
 
 def _at(
