@@ -46,9 +46,9 @@ def measure_shape(
     path = folder / f"{shape_name}.bin"
     pixels = write_pictures(path, shape.images, shape.size)
     method, plan = made_up_run(
-        shape, made_up_round(shape, pixels), config, runtime, paired=views == "paired", form=form
+        shape, made_up_round(shape, pixels, form=form), config, runtime, paired=views == "paired", form=form
     )
-    return measure(method, made_up_round(shape, pixels), plan, runtime, steps=steps)
+    return measure(method, made_up_round(shape, pixels, form=form), plan, runtime, steps=steps)
 
 
 # Kernels by what they do, the first pattern that fits; names are those of cuDNN, cuBLAS, PyTorch, Triton and our own.
@@ -127,7 +127,8 @@ def at_once(device: torch.device, function: Callable[[], Any], *, wanted: bool) 
 
 def kernels(shape_name: str, folder: Path, runtime: Runtime, form: Form) -> str:
     shape = SHAPES[shape_name]
-    data = made_up_round(shape, write_pictures(folder / f"{shape_name}.bin", shape.images, shape.size))
+    pixels = write_pictures(folder / f"{shape_name}.bin", shape.images, shape.size)
+    data = made_up_round(shape, pixels, form=form)
     config = train_config(shape, steps=30, log_every=10)
     method, plan = made_up_run(shape, data, config, runtime, paired=False, form=form)
     side_stream, base.on_side_stream = base.on_side_stream, at_once

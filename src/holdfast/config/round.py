@@ -113,7 +113,11 @@ class TrainConfig(Config):
     """`full`: each rank holds a part of the weights, gradients and optimizer state (FSDP2), for towers that do not fit.
     Changes no result; a run may be resumed with and without it. One rank has nothing to share out."""
     augment: bool = True
-    """Random views of target pairs and negatives."""
+    """Random views of target pairs and negatives, and of constraint images (`constraint_views`)."""
+    constraint_views: Positive = 8
+    """Views of a constraint image that steps choose from: the evaluation view and random ones that stay the same for
+    the whole round, so that what the old model says of them is computed once. Fewer where constraint images are many
+    (10,000 views in all), and one, the evaluation view, where `augment` is false."""
     crop_scale: Two[float] = (0.7, 1.0)
     """Least and greatest share of the picture's area in a random view."""
     flip: bool = False

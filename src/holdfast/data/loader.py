@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from holdfast.data.round import (
     Texts,
     View,
 )
-from holdfast.data.transforms import normalize_views_at_once, random_views
+from holdfast.data.transforms import fixed_views, normalize_views_at_once, random_views
 from holdfast.errors import UserError
 from holdfast.runtime import Runtime, derive_seed, generator, stream_for
 
@@ -150,6 +150,26 @@ class ViewSettings:
     two: bool = False  # target and protected pictures are seen through a second random view, too
 
 
+_MOST_VIEWS = 10_000  # of all constraint images together: the old model is asked about each of them
+
+
+def with_constraint_views(data: RoundData, settings: ViewSettings, each: int, seed: int) -> RoundData:
+    """The data with ``each`` fixed views of every constraint image; fewer where these are many, or views are clean."""
+    images = len(data.constraint)
+    each = min(each, _MOST_VIEWS // max(1, images))
+    if each < 2 or not settings.augment_pairs or settings.protected != "clean":
+        return data
+    views = fixed_views(
+        images,
+        each,
+        derive_seed(seed, "constraint views"),
+        crop_scale=settings.crop_scale,
+        flip=settings.flip,
+        rotation=settings.rotation,
+    )
+    return replace(data, constraint_views=views)
+
+
 class Tokens:
     """Tokens of a set's texts, made when a text is first drawn; texts that many pairs share are kept once."""
 
@@ -232,9 +252,10 @@ class BatchMaker:
         target, negatives, protected = share(draw.target), share(draw.negatives), share(draw.protected)
         target_index, negative_index = over(torch.from_numpy(target)), over(torch.from_numpy(negatives))
         protected_index = over(torch.from_numpy(protected))
+        rows = self._view_rows(draw)
         target_tokens, negative_tokens = self._tokens(draw)
         target_images, negative_images, protected_images = (
-            self._read(draw, target, negatives, protected)
+            self._read(draw, target, negatives, protected, rows)
             if self.images is None
             else _kept(self.images, target_index, negative_index, protected_index)
         )
@@ -256,6 +277,7 @@ class BatchMaker:
             prompts=texts and texts.prompts,
             target_images_again=self._again(draw, "target", data.target, target, len(draw.target)),
             protected_images_again=self._again(draw, "protected", data.constraint, protected, len(draw.protected)),
+            protected_view=None if rows is None else over(rows),
         )
 
     def _again(
@@ -267,13 +289,15 @@ class BatchMaker:
         view = self._views(total, derive_seed(draw.view_seed, which, "again"))
         return self._normalized(self._pixels(examples, positions), view)
 
-    def _read(self, draw: Draw, target: np.ndarray, negatives: np.ndarray, protected: np.ndarray) -> _Pictures:
+    def _read(
+        self, draw: Draw, target: np.ndarray, negatives: np.ndarray, protected: np.ndarray, rows: Tensor | None
+    ) -> _Pictures:
         """Pictures as each is seen in this step."""
         data, pair_views = self.data, self._pair_views(draw)
         return (
             self._normalized(self._pixels(data.target, target), pair_views and pair_views[0]),
             self._normalized(self._pixels(data.negatives, negatives), pair_views and pair_views[1]),
-            self._normalized(self._pixels(data.constraint, protected), self._protected_view(draw)),
+            self._normalized(self._pixels(data.constraint, protected), self._protected_view(draw, rows)),
         )
 
     def _tokens(self, draw: Draw) -> tuple[Tensor, Tensor]:
@@ -345,9 +369,19 @@ class BatchMaker:
             self._views(len(draw.negatives), derive_seed(draw.view_seed, "negatives")),
         )
 
-    def _protected_view(self, draw: Draw) -> View | None:
-        if self.views.protected == "clean":
+    def _view_rows(self, draw: Draw) -> Tensor | None:
+        """Which of its fixed views each of this rank's constraint images is seen through, where they have several."""
+        each = self.data.views_each
+        if each == 1 or self.views.protected != "clean":
             return None
+        random = np.random.default_rng(derive_seed(draw.view_seed, "constraint views"))
+        rows = draw.protected * each + random.integers(0, each, len(draw.protected))
+        return torch.from_numpy(self.runtime.share(rows))
+
+    def _protected_view(self, draw: Draw, rows: Tensor | None) -> View | None:
+        if self.views.protected == "clean":
+            views = self.data.constraint_views
+            return None if rows is None or views is None else views[rows]
         return self._views(len(draw.protected), derive_seed(draw.view_seed, "protected"))
 
 

@@ -96,6 +96,12 @@ class RoundData:
     open_test: Callable[[], LabelledSet]  # for the final score only
     open_sealed: Callable[[], LabelledSet]  # for a certificate only
     sealed_ids: tuple[str, ...] = ()  # content hashes; knowing them opens nothing
+    constraint_views: View | None = None  # [n · V] how steps see constraint images; None: the evaluation view alone
+
+    @property
+    def views_each(self) -> int:
+        """V, the views of a constraint image; view v of image i is row i · V + v."""
+        return 1 if self.constraint_views is None else len(self.constraint_views.box) // len(self.constraint)
 
 
 @dataclass(frozen=True)
@@ -237,6 +243,12 @@ class Batch:
     prompts: Kept | None = None  # features of all class prompts under a frozen text tower
     target_images_again: Images | None = None  # [B] through a second random view, for methods that take two
     protected_images_again: Images | None = None  # [P]
+    protected_view: Tensor | None = None  # [P] rows of RoundData.constraint_views; None: the evaluation view
+
+    @property
+    def protected_row(self) -> Tensor:
+        """[P] where something is found that was computed for each view of each constraint image."""
+        return self.protected_index if self.protected_view is None else self.protected_view
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

@@ -40,6 +40,24 @@ def random_views(
     return View(box, mirrored, torch.empty(count).uniform_(-1, 1, generator=random) * math.radians(rotation))
 
 
+def fixed_views(
+    images: int,
+    each: int,
+    seed: int,
+    *,
+    crop_scale: tuple[float, float] = (0.7, 1.0),
+    flip: bool = False,
+    rotation: float = 0.0,
+) -> View:
+    """``each`` views of every image, the whole picture first: view v of image i is row i · each + v."""
+    view = random_views(images * each, seed, crop_scale=crop_scale, flip=flip, rotation=rotation)
+    view.box[::each] = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    view.flip[::each] = False
+    if view.angle is not None:
+        view.angle[::each] = 0.0
+    return view
+
+
 def normalize_views(
     images: Tensor,  # [n, 3, S, S] uint8, on the device
     mean: tuple[float, float, float],

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.data.round import Batch, Kept, LabelledSet, RoundData, Texts
+from holdfast.data.round import Batch, Kept, LabelledSet, RoundData, Texts, View
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier, similarity
 from holdfast.model.compute import on_side_stream
@@ -221,10 +222,24 @@ def soft_error(logits: Tensor, labels: Tensor) -> Tensor:
 LOSSES = {"cross_entropy": cross_entropy, "soft_error": soft_error}
 
 
-@torch.no_grad()
 def clean_logits(model: Classifier, examples: LabelledSet, batch: int = 256) -> Tensor:
     """Logits of a model on the evaluation view of every example of a set: [n, K], on the model's device."""
+    return _logits(model, examples, None, None, batch)
+
+
+def constraint_logits(model: Classifier, data: RoundData, batch: int = 256) -> Tensor:
+    """Logits of a model on every view that steps may have of every constraint image: [n · V, K]."""
+    if data.constraint_views is None:
+        return clean_logits(model, data.constraint, batch)
+    rows = np.repeat(np.arange(len(data.constraint)), data.views_each)
+    return _logits(model, data.constraint, rows, data.constraint_views, batch)
+
+
+@torch.no_grad()
+def _logits(
+    model: Classifier, examples: LabelledSet, positions: np.ndarray | None, view: View | None, batch: int
+) -> Tensor:
     weight, matrix = model.towers.projection, model.class_matrix()
-    encoded = encode_set(model.towers, examples, weight, batch=batch)
+    encoded = encode_set(model.towers, examples, weight, batch=batch, positions=positions, view=view)
     parts = [model.logits_of(model.finished(features), matrix) for _, features in encoded]
     return torch.cat(parts) if parts else matrix.new_zeros(0, len(model.classes))

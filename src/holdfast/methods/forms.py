@@ -52,11 +52,11 @@ class FormConfig(ContrastConfig):
         if self.form == "default":
             return {}
         if not self.is_authors:
-            return {"candidates": _AS_TRAINED}
+            return {"candidates": _AS_TRAINED, "train": {"constraint_views": 1}}
         warmup = min(_WARMUP, train.steps * _WARMUP // _AUTHORS_STEPS)
         return {
             "candidates": _AS_TRAINED,
-            "train": {"warmup_steps": warmup, "flip": True, "rotation": _ROTATION},
+            "train": {"warmup_steps": warmup, "flip": True, "rotation": _ROTATION, "constraint_views": 1},
         }
 
     def check_candidates(self, candidates: CandidatesConfig) -> None:

@@ -17,7 +17,7 @@ from holdfast.methods.base import (
     StepOutput,
     balanced_cross_entropy,
     class_logits,
-    clean_logits,
+    constraint_logits,
     cross_entropy,
 )
 from holdfast.methods.finetune import TargetContrast, target_objective
@@ -53,9 +53,9 @@ class ResearchConfig(Config):
     beta_schedule: Literal["constant", "cosine"] = "constant"
     """`cosine` rises from 0 to beta; the paper finds it worse."""
     views: Views = "clean"
-    """Views of constraint images. `clean`: the evaluation view, old losses cached (published). `paired`: one random
-    view through both models. `mismatched`: random under w, clean under w_old, as in the authors' code; biased, for
-    comparison."""
+    """Views of constraint images. `clean`: those of `train.constraint_views`, old losses cached. `paired`: one random
+    view through both models, another in every step. `mismatched`: random under w, clean under w_old, as in the
+    authors' code; biased, for comparison."""
     constraint: Literal["cross_entropy", "soft_error"] = "cross_entropy"
     """The loss that must not rise. `soft_error` is 1 - the probability of the right class."""
     tightening: NonNegativeFloat = 0.0
@@ -176,8 +176,8 @@ class Holdfast(FormMethod):
     uses_heads = True
     graph_safe = True
     is_target: Tensor  # [K] 1 at the target
-    old_losses: Tensor  # [n] of the constraint set's evaluation views, where w_old sees those
-    old_logits: Tensor  # [n, K] of the same; without rows where the old model is asked in every step
+    old_losses: Tensor  # [n · V] of the constraint set's fixed views, where w_old sees those
+    old_logits: Tensor  # [n · V, K] of the same; without rows where the old model is asked in every step
 
     def __init__(self, model: Classifier, config: HoldfastConfig, steps: int) -> None:
         super().__init__(model, config)
@@ -192,11 +192,12 @@ class Holdfast(FormMethod):
         self.target = TargetContrast(len(data.target), contrast_set, config.temperature, config.gamma_pairs)
         m = self.num_protected = data.tasks.num_protected
         labels = torch.from_numpy(data.constraint.labels).to(old.towers.projection.device)
-        logits = clean_logits(old, data.constraint)
-        clean = self.loss(logits, labels)  # l(w_old, x, y) on evaluation views
         sizes = torch.bincount(labels, minlength=m)
+        logits = constraint_logits(old, data)
+        of_views = labels.repeat_interleave(data.views_each)
+        clean = self.loss(logits, of_views)  # l(w_old, x, y) on the views that stay the same
         self.distill_weight = config.distill_weight * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
-        means = sums_by(labels, clean, m) / sizes
+        means = sums_by(of_views, clean, m) / (data.views_each * sizes)
         self.retention = RetentionPenalty(
             m,
             config.beta,
@@ -292,13 +293,13 @@ class Holdfast(FormMethod):
         if asked:
             features = torch.cat(self.old.image_features_together(*asked))
             logits = class_logits(features, self._old_classes(), self.old.class_temperature)
-        return torch.cat([logits, self.old_logits[batch.protected_index]]) if known else logits
+        return torch.cat([logits, self.old_logits[batch.protected_row]]) if known else logits
 
     @torch.no_grad()
     def _old_losses(self, batch: Batch, known: Tensor | None) -> Tensor:
         """l(w_old, x, y) on the same pictures: cached, or through the old model on the same random view."""
         if self.config.research.views != "paired":
-            return self.old_losses[batch.protected_index]
+            return self.old_losses[batch.protected_row]
         if known is not None:
             return self.loss(known[len(known) - len(batch.protected_task) :], batch.protected_task)
         return self.loss(self.old.logits(batch.protected_images, self._old_classes()), batch.protected_task)

@@ -12,7 +12,7 @@ from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, assemble, decode
-from holdfast.data.loader import ViewSettings
+from holdfast.data.loader import ViewSettings, with_constraint_views
 from holdfast.data.seen import UNKNOWN, Seen, Use, refuse_seen
 from holdfast.data.survey import Survey, survey
 from holdfast.methods import build_method
@@ -124,6 +124,9 @@ def prepare_round(
     view = start.towers.preprocess
     stage("decoding the pictures")
     assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
+    views = view_settings(config.train, config.method)
+    seen = with_constraint_views(assembled.data, views, config.train.constraint_views, config.seed)
+    assembled = replace(assembled, data=seen)
     old = bind(start, assembled, config.model).frozen_copy()
     as_deployed = as_deployed_in(start.classifier, assembled.data.tasks, config.model.class_temperature)
     ready = make_prepared(config, config.method, old, assembled, runtime, named)

@@ -58,7 +58,7 @@ def can_cache(method: Method, data: RoundData, views: ViewSettings) -> tuple[boo
     size = towers.projection.element_size()
     pictures = len(data.target) + len(data.negatives) + len(data.constraint)
     captions = len(data.target) + len(data.negatives)
-    clean = not views.augment_pairs and views.protected == "clean"
+    clean = not views.augment_pairs and views.protected == "clean" and data.views_each == 1
     cache_images = clean and not method.reads_pixels and not _any_trained(towers.image_backbone_parameters())
     return (
         cache_images and pictures * _width(towers) * size < LIMIT and _old_has_the_same_image_tower(method),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from holdfast.config import TrainConfig
-from holdfast.data.loader import ViewSettings
+from holdfast.data.loader import ViewSettings, with_constraint_views
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.sources.store import PackedPixels
 from holdfast.data.task import TaskSpec
@@ -67,8 +67,8 @@ def captions(count: int, seed: int = 0) -> tuple[str, ...]:
     return tuple(" ".join(random.choice(_WORDS, length)) for length in lengths)
 
 
-def made_up_round(shape: Shape, pixels: PackedPixels, seed: int = 0) -> RoundData:
-    """A round of a shape over the pictures of a file."""
+def made_up_round(shape: Shape, pixels: PackedPixels, seed: int = 0, form: Form = "default") -> RoundData:
+    """A round of a shape over the pictures of a file; in the default form constraint images have fixed views."""
     random = np.random.default_rng(seed)
     names = [f"{_WORDS[k % len(_WORDS)]} {k}" for k in range(shape.protected + 1)]
 
@@ -81,7 +81,7 @@ def made_up_round(shape: Shape, pixels: PackedPixels, seed: int = 0) -> RoundDat
     labels = np.repeat(np.arange(shape.protected), shape.constraint_per_task)
     constraint = LabelledSet(pixels, rows(len(labels)), labels, tuple(str(i) for i in range(len(labels))))
     texts = captions(min(shape.target_pairs, 4096), seed)
-    return RoundData(
+    data = RoundData(
         tasks=TaskSpec(names[-1], tuple(names[:-1]), tuple((shape.prompt.format(name),) for name in names)),
         target=pairs(shape.target_pairs, texts),
         negatives=pairs(10 * min(shape.target_pairs, 4096), texts),
@@ -90,6 +90,9 @@ def made_up_round(shape: Shape, pixels: PackedPixels, seed: int = 0) -> RoundDat
         open_test=lambda: constraint,
         open_sealed=lambda: constraint,
     )
+    config = train_config(shape)
+    views = ViewSettings(config.augment, "clean", config.crop_scale, config.flip)
+    return with_constraint_views(data, views, config.constraint_views if form == "default" else 1, seed)
 
 
 def train_config(shape: Shape, **changes: object) -> TrainConfig:
