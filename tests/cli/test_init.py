@@ -104,6 +104,7 @@ def test_both_files_give_every_image_the_same_role(photos: Path, holdfast: Any, 
     assert (round_.train.only_if_needed, tune.train.only_if_needed) == (True, False)
     for command in ("holdfast tune TUNE.toml --out base", "holdfast plan ROUND.toml", "holdfast develop ROUND.toml"):
         assert command in out
+    assert "--out run" not in out  # the run goes where the documentation says: runs/ROUND
 
 
 def test_a_zero_shot_model_needs_no_tuning(photos: Path, holdfast: Any) -> None:
