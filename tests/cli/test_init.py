@@ -121,6 +121,15 @@ def test_a_zero_shot_model_needs_no_tuning(photos: Path, holdfast: Any) -> None:
     assert "chance" in out
 
 
+def test_a_path_to_a_model_that_is_not_there_is_no_architecture(photos: Path, holdfast: Any) -> None:
+    (photos / "runs").mkdir()
+    code, _, error = holdfast("init", "photos", "--target", "fog", "--model", "runs/first/model")
+    assert code == 2
+    assert "runs/first/model does not exist" in error
+    code, _, error = holdfast("init", "photos", "--target", "fog", "--model", "elsewhere/first")
+    assert "unknown architecture 'elsewhere'" in error
+
+
 def test_the_packages_of_a_zero_shot_model_are_asked_for(
     photos: Path, holdfast: Any, monkeypatch: pytest.MonkeyPatch, tried: Callable[..., None]
 ) -> None:
