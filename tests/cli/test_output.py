@@ -20,6 +20,7 @@ from holdfast.candidates.select import Candidate, weigh_training
 from holdfast.certify.claims import Counts, evaluate
 from holdfast.certify.plans import plan
 from holdfast.certify.report import advice, report
+from holdfast.cli.export import export
 from holdfast.cli.forecasts import print_refit
 from holdfast.cli.verdicts import print_outcome, print_plan, print_report
 from holdfast.evaluate.metrics import Comparison, TaskChange
@@ -307,3 +308,15 @@ def test_a_plan_has_no_column_that_says_nothing(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "images needed" in shown
     assert "with your images" not in shown
+
+
+@pytest.mark.parametrize("sealed", ["passed", "failed"])
+def test_export_says_where_it_wrote_the_old_model(
+    sealed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made_up_run(tmp_path / "run", sealed=sealed)
+    monkeypatch.setattr("holdfast.model.export.export_model", lambda *_: None)
+    monkeypatch.setattr("holdfast.model.folder.load_model", lambda *_: None)
+    monkeypatch.setattr("holdfast.model.folder.model_folder", lambda path: path)
+    export(run, tmp_path / "out")
+    assert ("it is the old model" in capsys.readouterr().out) == (sealed == "failed")
