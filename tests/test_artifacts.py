@@ -116,9 +116,13 @@ def test_fingerprints_do_not_depend_on_order() -> None:
 
 
 def test_a_run_folder_is_opened_only_where_a_run_was_begun(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="stopped before it began"):  # or so: develop leaves an empty folder then
+        RunFolder.open(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        RunFolder.open(tmp_path / "none")
+    (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="not a run folder"):
         RunFolder.open(tmp_path)
-    (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="not empty"):
         RunFolder.create(tmp_path)
     with pytest.raises(UserError, match="is a file"):

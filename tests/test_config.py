@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import holdfast.compare.grid  # its sections are sections too
 from holdfast.config import CandidatesConfig, RoundConfig, TrainConfig, TuneConfig, parse, read_toml
 from holdfast.config.base import Config
-from holdfast.errors import UserError
+from holdfast.errors import UserError, nearest
 from holdfast.methods.holdfast import HoldfastConfig
 from holdfast.methods.registry import BUILT_IN, find
 
@@ -246,3 +247,25 @@ def test_only_regular_files_of_some_size_are_read_as_toml(tmp_path: Path, tried:
 
 def test_settings_of_the_command_line_are_as_strict() -> None:
     assert parse(TrainConfig, TrainConfig().model_dump(), "[train]") == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("[data.roles]\nsealed = 1.6", "data.roles.sealed: Input should be less than or equal to 1\n  found:    1.6"),
+        ('[certify.margin]\ndog = "17 %"', "certify.margin.dog: Input should be a valid number\n  found:    '17 %'"),
+        ("[certify.margin]\ndog = 17.0", r"the margin 17 (dog) must lie in [0, 1): write 2 % as 0.02"),
+        ('[train]\nsteps = "a"\nbatch = true', "train.steps: Input should be a valid integer (and 1 more)"),
+    ],
+)
+def test_a_value_of_several_kinds_is_explained_once(section: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(
+        f'[task]\ntarget = "dog"\n[model]\narchitecture = "tiny"\n[data]\nsource = {{ kind = "digits" }}\n{section}\n'
+    )
+    with pytest.raises(UserError, match=re.escape(message)):
+        parse(RoundConfig, read_toml(path), str(path))
+
+
+def test_a_name_in_other_letter_case_is_the_nearest() -> None:
+    assert nearest("vit-b-16", ["ViT-S-16", "ViT-B-16", "vit-b-6"]) == "did you mean 'ViT-B-16'?"

@@ -299,7 +299,7 @@ def write_photos(folder: Path, names: Mapping[int, str] = WEATHER, most: int = 1
 @pytest.mark.slow
 def test_the_tutorial_runs_from_beginning_to_end(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", {0: "dog", 3: "guitar", 5: "house", 8: "giraffe"}, 40)
-    assert run_page(TUTORIAL, tmp_path, slow=True) == 8
+    assert run_page(TUTORIAL, tmp_path, slow=True) == 9
     page = (tmp_path / "runs" / "giraffe" / "report.html").read_text(encoding="utf-8")
     assert "data:image/" in page
     assert (tmp_path / "deploy" / "holdfast.json").exists()

@@ -395,7 +395,11 @@ class RunFolder:
         folder = cls(root)
         if folder.state.exists():
             return folder
-        if folder.config.exists():
+        if not root.exists():
+            raise UserError(
+                f"{root} does not exist", expected="a folder that `holdfast develop` made", do="check the path"
+            )
+        if folder.config.exists() or (root.is_dir() and not any(root.iterdir())):
             raise UserError(f"the run in {root} was stopped before it began", do="start it again as it was started")
         raise UserError(f"{root} is not a run folder", expected="a folder that `holdfast develop` made")
 

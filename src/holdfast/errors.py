@@ -71,7 +71,8 @@ class Interrupted(HoldfastError):  # noqa: N818 - an interruption is no error of
 def nearest(name: str, known: Iterable[str]) -> str:
     """``"did you mean 'beta'?"`` for a misspelt name, or the list of known names."""
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    alike = [known_name for known_name in names if known_name.casefold() == name.casefold()]
+    close = alike or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")

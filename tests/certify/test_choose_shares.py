@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from holdfast.certify.choose_shares import LEVELS, MOST_NAMED, MOST_OF_TARGET, choose_shares
+from holdfast.certify.choose_shares import LEVELS, MORE_DEV, MOST_NAMED, MOST_OF_TARGET, choose_shares
 from holdfast.certify.forecast import forecast
 from holdfast.data.catalogue import Catalogue, catalogue_schema
 from holdfast.data.init_round import ChosenPlan
 from holdfast.data.roles import assign, count_roles
+from holdfast.errors import UserError
 
 UNEVEN = {"a": 232, "b": 1160, "c": 500, "d": 700, "e": 300, "t": 400}
 
@@ -122,3 +123,26 @@ def test_given_shares_are_kept() -> None:
     plan = choose_shares(listed(even(400)), "t", proposed="t", margin=0.05, confidence=0.95, roles=first.roles)
     assert plan.roles == first.roles
     assert "tuned with" in plan.reasons["roles"][0]
+
+
+def test_a_class_that_draws_too_few_dev_images_still_seals_most_of_its_images() -> None:
+    images = {**even(60), "a": 30}
+    table, identity = listed(images).table, catalogue_schema().field("example_id")
+    found = 0
+    for lot in range(40):
+        names = [f"{name} {lot}" for name in table["example_id"].to_pylist()]  # other names draw other roles
+        one = Catalogue(table.set_column(0, identity, [names]), ())
+        plan = choose_shares(one, "t", proposed="t", margin=0.05, confidence=0.95)
+        counts = count_roles(assign(one, list(images), plan.roles))["a"]
+        assert min(counts.get(role, 0) for role in ("dev", "sealed", "train")) >= 2
+        assert counts["sealed"] >= 10, lot
+        assert isinstance(plan.margin, dict)
+        assert plan.margin["a"] <= 0.4, lot
+        found += plan.roles.shares_of("a")["dev"] == MORE_DEV and plan.roles.shares_of("a")["sealed"] > 0.3
+    assert found  # some draw fewer than two dev images at a level that seals more
+
+
+def test_a_class_that_cannot_fill_its_roles_is_named_before_a_round_is_written() -> None:
+    with pytest.raises(UserError, match="'a' has too few images to train, to choose and to judge with") as raised:
+        chosen({**even(60), "a": 3})
+    assert "add images, or move its folder out of the way" in str(raised.value)

@@ -104,6 +104,7 @@ def test_both_files_give_every_image_the_same_role(photos: Path, holdfast: Any, 
     assert (round_.train.only_if_needed, tune.train.only_if_needed) == (True, False)
     for command in ("holdfast tune TUNE.toml --out base", "holdfast plan ROUND.toml", "holdfast develop ROUND.toml"):
         assert command in out
+    assert "--out run" not in out  # the run goes where the documentation says: runs/ROUND
 
 
 def test_a_zero_shot_model_needs_no_tuning(photos: Path, holdfast: Any) -> None:
@@ -118,6 +119,15 @@ def test_a_zero_shot_model_needs_no_tuning(photos: Path, holdfast: Any) -> None:
     code, out, error = holdfast("plan", "ROUND.toml")
     assert code == 0, error
     assert "chance" in out
+
+
+def test_a_path_to_a_model_that_is_not_there_is_no_architecture(photos: Path, holdfast: Any) -> None:
+    (photos / "runs").mkdir()
+    code, _, error = holdfast("init", "photos", "--target", "fog", "--model", "runs/first/model")
+    assert code == 2
+    assert "runs/first/model does not exist" in error
+    code, _, error = holdfast("init", "photos", "--target", "fog", "--model", "elsewhere/first")
+    assert "unknown architecture 'elsewhere'" in error
 
 
 def test_the_packages_of_a_zero_shot_model_are_asked_for(

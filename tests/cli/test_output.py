@@ -18,14 +18,16 @@ import holdfast.cli
 from holdfast.artifacts import RunFolder, read_json, write_json
 from holdfast.candidates.select import Candidate, weigh_training
 from holdfast.certify.claims import Counts, evaluate
-from holdfast.certify.report import report
+from holdfast.certify.plans import plan
+from holdfast.certify.report import advice, report
+from holdfast.cli.export import export
 from holdfast.cli.forecasts import print_refit
-from holdfast.cli.verdicts import print_outcome, print_report
+from holdfast.cli.verdicts import print_outcome, print_plan, print_report
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.content import read_run
 from holdfast.report.evidence import sealed_evidence
 from holdfast.report.page import write_report
-from holdfast.rounds.outcome import read_outcome
+from holdfast.rounds.outcome import Deciding, Outcome, read_outcome
 from holdfast.rounds.result import read_result
 from holdfast.stages import stage, stages_shown
 from tests.report.fabricated import made_up_run
@@ -276,3 +278,45 @@ def test_before_training_it_is_said_whether_there_is_much_left_to_gain(
     assert ("protected classes have 94.0 % on average" in out) == (decides or reached == 96)
     assert out.endswith(end)
     assert max(map(len, lines)) <= 80
+
+
+def test_where_the_loss_seen_reaches_the_margin_no_number_of_images_is_promised() -> None:
+    def told(lost: int) -> tuple[Outcome, dict[str, Any]]:
+        counts = Counts("sea", 60, 0, lost)
+        row = report(evaluate([counts], {"sea": 0.13}, 0.05), confidence=0.95)["tasks"][0]
+        weakest = Deciding("sea", "sealed", 60, row["difference"], 0.13, row["p_value"], 0.05, row["needed"])
+        spent = {"retired": True, "queries": 1}
+        ended = Outcome(Path("run"), "undecided", True, "refit", True, "", weakest, "t", 0.1, "dev", spent, 60, False)
+        return ended, row
+
+    for lost, beyond in ((5, False), (11, True)):
+        ended, row = told(lost)
+        assert (row["verdict"], row["needed"] is not None) == ("undecided", True)
+        shown = io.StringIO()
+        print_outcome(Console(file=shown, width=80), ended)
+        assert ("images would decide it" in shown.getvalue()) is not beyond
+        assert ("the loss seen reaches the margin" in shown.getvalue()) is beyond
+        assert ("the loss seen reaches the margin; if the true change is 0" in advice(row)) is beyond
+
+
+def test_a_plan_has_no_column_that_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(plan(tasks=3, images=60, discordance=0.01).to_json())
+    shown = capsys.readouterr().out
+    assert "with your images" in shown
+    assert "images needed" not in shown
+    print_plan(plan(tasks=3, margin=0.05, discordance=0.01).to_json())
+    shown = capsys.readouterr().out
+    assert "images needed" in shown
+    assert "with your images" not in shown
+
+
+@pytest.mark.parametrize("sealed", ["passed", "failed"])
+def test_export_says_where_it_wrote_the_old_model(
+    sealed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made_up_run(tmp_path / "run", sealed=sealed)
+    monkeypatch.setattr("holdfast.model.export.export_model", lambda *_: None)
+    monkeypatch.setattr("holdfast.model.folder.load_model", lambda *_: None)
+    monkeypatch.setattr("holdfast.model.folder.model_folder", lambda path: path)
+    export(run, tmp_path / "out")
+    assert ("it is the old model" in capsys.readouterr().out) == (sealed == "failed")

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from holdfast.certify.round_plan import SECTIONS
+from holdfast.config.round import RoundSections
+
 ROUND = """
 [task]
 target = "eight"
@@ -57,3 +60,16 @@ def test_a_round_without_sealed_images_and_options_that_do_not_belong_are_said_s
     done = plan(str(path), "--tasks", "3")
     assert done.returncode == 2
     assert "ROUND.toml and --tasks at once" in done.stderr
+
+
+def test_a_misspelt_section_is_an_error_and_not_planned_without(tmp_path: Path) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(ROUND.replace("[certify]", "[certifiy]"))
+    done = plan(str(path))
+    assert done.returncode == 2
+    assert "unknown key 'certifiy'" in done.stderr
+    assert "did you mean 'certify'?" in done.stderr
+
+
+def test_a_plan_knows_every_section_of_a_round() -> None:
+    assert set(SECTIONS) == set(RoundSections.model_fields)

@@ -73,6 +73,20 @@ def test_sealed_and_test_are_decoded_only_when_opened(scenes: Path, tmp_path: Pa
         made.data.open_sealed()
 
 
+def test_a_sealed_file_that_was_never_readable_is_named_before_it_is_opened(scenes: Path, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    shutil.copytree(scenes, root)
+    victims = sorted((root / "cat").iterdir())[:10]  # their new bytes draw new roles: some are sealed
+    for number, victim in enumerate(victims):
+        victim.write_bytes(victim.read_bytes()[: 200 + number])
+    made = run(root, bad_image_limit=0.5)
+    with pytest.raises(UserError, match=r"of \d+ sealed pictures cannot be read") as raised:
+        made.check_sealed()
+    assert any(victim.name in raised.value.found for victim in victims)
+    assert "take them out, and begin again" in raised.value.do
+    assert "no query was spent" in raised.value.do
+
+
 def test_seed_draws_constraint_images_and_nothing_else(scenes: Path) -> None:
     first, again, other = (run(scenes, seed=seed, constraint_images=6, target_images=4) for seed in (0, 0, 1))
     assert first.data.constraint.ids == again.data.constraint.ids

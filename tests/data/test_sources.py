@@ -143,8 +143,11 @@ def test_missing_paths_are_counted_and_limited(tmp_path: Path) -> None:
 
 def test_empty_folder_and_guesses(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no pictures"):
-        list_source(folder(tmp_path / "empty"), Path())
+    for found in ("an empty folder", "list.txt"):
+        with pytest.raises(UserError, match="no pictures") as raised:
+            list_source(folder(tmp_path / "empty"), Path())
+        assert raised.value.found == found
+        (tmp_path / "empty" / "list.txt").write_text("no picture")
     assert guess_source("digits").kind == "digits"
     assert guess_source(str(tmp_path)).kind == "folder"
     (tmp_path / "a.csv").write_text("filepath,title\n")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,6 +23,9 @@ from holdfast.report.html.markup import change_mark, points, tag
 from holdfast.report.page import write_report
 from holdfast.report.sections.figures import confusion_counts
 from holdfast.report.sections.flips import run_flips
+from holdfast.report.sections.record import record_section
+from holdfast.report.study import StudyContent, study_banner
+from holdfast.report.words import verdict_text
 from tests.compare.fabricated import comparison, finish, make_study
 from tests.report.fabricated import HOSTILE, made_up_run
 
@@ -275,3 +280,36 @@ def test_flip_rates_are_those_of_dev_images_and_of_a_retired_set_alone(sealed: s
     rates = overall(sets["dev"].values())
     assert f"on dev images NFR {rates.negative * 100:.2f} %" in page.text
     assert ("on sealed images NFR" in page.text) == (sealed == "passed")
+
+
+def test_where_no_method_kept_every_class_the_headline_names_the_smallest_loss(tmp_path: Path) -> None:
+    def scored(row: str, gain: float, loss: float) -> dict[str, Any]:
+        test = {"retention_ratio": 0.0, "target_gain": [gain, 0.0], "dev_safety": [loss, 0.0]}
+        return {"row": row, "column": "all", "setting": "", "test": test}
+
+    chosen = [scored("bold", 0.6, -0.33), scored("careful", 0.44, -0.05)]
+    config = {"round": {"task": {"target": "eight"}}}
+    page = Reader(str(study_banner(StudyContent(tmp_path, config, chosen, [], {}, {}))))
+    assert "careful lost least, −5.0 points on its worst class" in page.text
+    assert "It changes eight by +44.0 points" in page.text
+
+
+def test_the_grounds_count_the_target_s_images_too_and_the_ledger_is_in_words(tmp_path: Path) -> None:
+    content = read_run(made_up_run(tmp_path / "run", margin=0.3))
+    reported = dict(content.reported or {})
+    images = sum(row["n"] for row in reported["tasks"])
+    reported["target"] = {**reported["tasks"][0], "task": "night", "n": 7}
+    assert f"on {images + 7} sealed images" in verdict_text(replace(content, reported=reported)).grounds
+    opened = {"event": "opened", "budget": {"queries": 1, "candidates": 2, "passes": 1, "delta": 0.05}}
+    page = Reader(str(record_section(replace(content, ledger=[opened]))))
+    assert "opened for 1 query of 2 candidates and 1 pass, δ = 0.05" in page.text
+
+
+def test_a_margin_that_buys_nothing_is_said_in_a_sentence(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", margin=0.3)
+    result = read_json(RunFolder(run).result)
+    flat = [{**step, "target_gain": 0.25} for step in result["gain_by_margin"]]
+    write_json(RunFolder(run).result, {**result, "gain_by_margin": flat})
+    _, page = page_of(run, tmp_path / "out.html")
+    assert "a larger margin would buy no more" in page.text
+    assert "accepted loss on every protected task" not in page.text

@@ -27,8 +27,8 @@ from holdfast.certify.settings import Settings
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
 from holdfast.report.page import write_report
-from holdfast.report.project import project_sections, read_project
-from holdfast.rounds.project import FIRST, Project
+from holdfast.report.project import ProjectContent, project_sections, read_project
+from holdfast.rounds.project import FIRST, Project, ProjectRound
 from holdfast.rounds.verify import difference, verify_project
 from tests.rounds.small import add_round, fill, first_model
 
@@ -205,7 +205,7 @@ def test_log_show_and_verify_on_the_command_line(project: Project) -> None:
     show = runner.invoke(app, ["show", "fog", "-p", str(project.root)], standalone_mode=False).stdout
     assert "parent:        first" in show
     verify = runner.invoke(app, ["verify", str(project.root)], standalone_mode=False).stdout
-    assert "1 rounds" in verify
+    assert "1 round, " in verify
 
 
 @pytest.mark.parametrize("number", [12, 60])
@@ -216,6 +216,21 @@ def test_the_chart_of_a_project_names_every_class(project: Project, number: int)
     section = next(section for section in project_sections(content) if section.name == "accuracy")
     key = section.body.partition('class="legend"')[2].partition("<h3>")[0]
     assert all(key.count(f"<span>{html.escape(name)}</span>") == 1 for name in names)
+
+
+def test_classes_are_compared_within_a_round_and_not_between_images_of_two(project: Project) -> None:
+    def round_of(name: str, parent: str, old: dict[str, float], new: dict[str, float]) -> ProjectRound:
+        return ProjectRound(name, parent, {"accuracy": {"role": "dev", "old": old, "new": new}})
+
+    rounds = [
+        round_of("a", "first", {"horse": 0.875, "dog": 1.0}, {"horse": 0.875, "dog": 0.9}),
+        round_of("side", "first", {"horse": 0.5, "dog": 1.0}, {"horse": 0.1, "dog": 1.0}),  # leads elsewhere
+        round_of("b", "a", {"horse": 0.714, "dog": 1.0}, {"horse": 0.714, "dog": 1.0}),
+    ]
+    content = ProjectContent(project, rounds, [], {"horse": [0.875, 0.875, 0.1, 0.714], "dog": [1.0, 0.9, 1.0, 1.0]})
+    assert content.change("horse") == 0.0
+    assert content.change("dog") == pytest.approx(-0.1)
+    assert content.change("cat") is None
 
 
 def test_the_page_of_a_project_shows_every_class(project: Project) -> None:

@@ -21,6 +21,7 @@ from holdfast.certify.ledger import Ledger
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.errors import Interrupted, UserError
 from holdfast.locks import one_writer
+from holdfast.report.content import read_run
 from holdfast.rounds import decide as decide_module
 from holdfast.rounds import develop as develop_module
 from holdfast.rounds.certify_run import certify_run
@@ -421,3 +422,29 @@ def test_a_full_disk_after_training_is_one_sentence_and_nothing_is_lost(
     assert ours.keys() == whole.keys()
     assert ours["certificate.json"] == whole["certificate.json"]
     tried("faults")
+
+
+def test_a_sealed_file_that_was_never_a_picture_stops_a_round_before_it_is_trained(root: Path) -> None:
+    for number, victim in enumerate(sorted((root / "photos").rglob("*.png"))[:12]):
+        victim.write_bytes(f"no picture {number}".encode())  # other bytes, other roles: some of them are sealed
+    config = settings(data={"bad_image_limit": 0.5})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.rounds.round.train", lambda *_: pytest.fail("trained for nothing"))
+        with pytest.raises(UserError, match=r"sealed pictures cannot be read\n.*\n  found: .*no picture in a known"):
+            develop(config, root / "run", root, quiet=True)
+    assert queries(root) == 0
+    assert not any((root / "run").iterdir())  # and may be begun again there
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_a_retired_set_that_did_not_pass_shows_which_images_were_lost(root: Path, budget: int) -> None:
+    config = settings(certify={"query_budget": budget, "margin": 0.3})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.certify.sealed.retained", lambda *_: False)
+        result = develop(config, root / "run", root, quiet=True)
+    assert (result.kept_old, result.decision.verdict) == (True, "undecided")
+    assert not (root / "run" / "certificate.json").exists()
+    kept = [(root / "run" / "predictions" / f"{name}-sealed.parquet").exists() for name in ("old", "new")]
+    assert kept == [budget == 1] * 2  # a set that may be queried again stays sealed
+    shown = {pair.role for pair in read_run(root / "run").pairs}
+    assert shown == ({"sealed", "dev"} if budget == 1 else {"dev"})

@@ -35,7 +35,7 @@ def select(paired: Paired, settings: Settings) -> tuple[list[Counts], Counts | N
     named = (set(settings.margins) - set(settings.groups)) | set(members)
     for name in [*sorted(named), *([settings.target] if settings.target else [])]:
         if name not in counts:
-            raise UserError(f"the task {name!r} has no images in the predictions", found=nearest(name, counts))
+            raise UserError(f"the task {name!r} has no images in the predictions", do=nearest(name, counts))
     target = paired.tested(settings.target) if settings.target else None
     single = [paired.tested(name) for name in sorted(named.difference(members))]
     return [*single, *(paired.pooled(name, group) for name, group in settings.groups.items())], target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.certify.claims import delta_of
 from holdfast.certify.forecast import GOAL, ExpectedFlips, chance_of, margin_for
@@ -15,6 +15,7 @@ from holdfast.data.catalogue import Catalogue
 from holdfast.data.init_round import ChosenPlan
 from holdfast.data.roles import assign, count_roles
 from holdfast.data.task import Role
+from holdfast.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ LEAST_CHANCE = 0.6
 UNCLAIMED = 1  # the level of a target whose gain is not claimed
 # Classes with shares of their own; where more need them, all classes get the same.
 MOST_NAMED = 8
+# Where chance draws a class fewer dev images than LEAST asks for, the same level is tried with this share of them: the
+# next lower level would seal far fewer images, and a margin rests on those.
+MORE_DEV = 0.2
 # The fewest images of a class to choose on, to train on and to prove with.
 LEAST = {Role.DEV: 2, Role.TRAIN: 2, Role.SEALED: 2}
 # Margins are written in steps of half a point.
@@ -64,6 +68,8 @@ def choose_shares(
     given = roles is not None
     roles = roles or _smallest_shares(catalogue, aimed, margin, level, each, expected)
     drawn = _drawn(catalogue, roles)
+    if not given:
+        _check_drawn(drawn, roles)
     counts = {name: drawn[name][Role.SEALED] for name in catalogue.classes}
     margins = {name: _margin(count, margin, level, each, expected) for name, count in counts.items() if name != aimed}
     if target is None:
@@ -85,21 +91,49 @@ def _smallest_shares(
     catalogue: Catalogue, target: str, margin: float, level: float, each: float, expected: ExpectedFlips
 ) -> RolesConfig:
     """What every class needs in order to pass with the chance ``each``."""
-    drawn = [_drawn(catalogue, RolesConfig(sealed=item.sealed, dev=item.dev, test=item.test)) for item in LEVELS]
+    drawn = [_drawn_at(catalogue, item) for item in LEVELS]
 
     def place(name: str, most: int) -> int:
-        return _place([counts[name] for counts in drawn], [chance(name, tried) >= each for tried in levels], most)
+        counts = [found[name].counts for found in drawn]
+        return _place(counts, [chance(name, tried) >= each for tried in levels], most)
 
     def chance(name: str, tried: int) -> float:
         flips, claimed = (expected.target, 0.0) if name == target else (expected.protected, margin)
-        return chance_of(drawn[tried][name][Role.SEALED], claimed, flips, level)
+        return chance_of(drawn[tried][name].counts[Role.SEALED], claimed, flips, level)
 
     levels = range(len(LEVELS))
     places = {name: place(name, MOST_OF_TARGET if name == target else levels[-1]) for name in catalogue.classes}
     if chance(target, places[target]) < LEAST_CHANCE:
         more = place(target, levels[-1])
         places[target] = more if chance(target, more) >= LEAST_CHANCE else place(target, UNCLAIMED)
-    return _roles(places, target)
+    return _roles(places, {name: drawn[tried][name].level for name, tried in places.items()}, target)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What a class draws at a level."""
+
+    level: Level
+    counts: dict[Role, int]
+
+
+def _drawn_at(catalogue: Catalogue, level: Level) -> dict[str, _Drawn]:
+    """What each class draws at a level, with more dev images where it draws too few."""
+    found = {name: _Drawn(level, counts) for name, counts in _drawn(catalogue, _shares(level)).items()}
+    few = [name for name, drawn in found.items() if drawn.counts[Role.DEV] < LEAST[Role.DEV]]
+    if not few or level.dev >= MORE_DEV:
+        return found
+    more = replace(level, dev=MORE_DEV)
+    again = _drawn(catalogue, _shares(more))
+    return {**found, **{name: _Drawn(more, again[name]) for name in few if _usable(again[name])}}
+
+
+def _shares(level: Level) -> RolesConfig:
+    return RolesConfig(sealed=level.sealed, dev=level.dev, test=level.test)
+
+
+def _usable(counts: Mapping[Role, int]) -> bool:
+    return all(counts[role] >= least for role, least in LEAST.items())
 
 
 def _drawn(catalogue: Catalogue, roles: RolesConfig) -> dict[str, dict[Role, int]]:
@@ -108,31 +142,39 @@ def _drawn(catalogue: Catalogue, roles: RolesConfig) -> dict[str, dict[Role, int
     return {name: {role: found.get(name, {}).get(role.value, 0) for role in Role} for name in catalogue.classes}
 
 
+def _check_drawn(drawn: Mapping[str, Mapping[Role, int]], roles: RolesConfig) -> None:
+    """A class with an image in every role that is in use, or no round can be written for it."""
+    used = [Role.TRAIN, Role.DEV, Role.SEALED, *([Role.TEST] if roles.test else [])]
+    for name, counts in drawn.items():
+        if not all(counts[role] for role in used):
+            raise UserError(
+                f"the class {name!r} has too few images to train, to choose and to judge with",
+                expected="dozens of images of every class; the smallest margins need hundreds",
+                found=", ".join(f"{count} for {role.value}" for role, count in counts.items() if count),
+                do="add images, or move its folder out of the way",
+            )
+
+
 def _place(drawn: Sequence[Mapping[Role, int]], reached: Sequence[bool], most: int) -> int:
     """Which of LEVELS a class needs: the first that is enough, else the first that seals most.
 
     Shares are drawn by content, and a small draw may leave a role empty: then another level serves.
     """
-    usable = [
-        place for place in range(most + 1) if all(drawn[place][role] >= least for role, least in LEAST.items())
-    ] or [0]
+    usable = [place for place in range(most + 1) if _usable(drawn[place])] or [0]
     enough = [place for place in usable if reached[place]]
     return enough[0] if enough else max(usable, key=lambda place: (drawn[place][Role.SEALED], -place))
 
 
-def _roles(places: Mapping[str, int], target: str) -> RolesConfig:
+def _roles(places: Mapping[str, int], levels: Mapping[str, Level], target: str) -> RolesConfig:
     """The level that most classes need, and shares of their own for the others."""
     protected = [place for name, place in places.items() if name != target]
     counted = Counter(protected)
     general = max(counted, key=lambda place: (counted[place], place))
-    if len(protected) - counted[general] > MOST_NAMED:  # too many to name: all seal what the smallest needs
+    others = {name: level for name, level in levels.items() if level != LEVELS[general]}
+    if len(others.keys() - {target}) > MOST_NAMED:  # too many to name: all seal what the smallest needs
         general = max(protected)
-        places = {name: place if name == target else general for name, place in places.items()}
-    named = {
-        name: ClassShares(sealed=LEVELS[place].sealed, dev=LEVELS[place].dev)
-        for name, place in places.items()
-        if place != general
-    }
+        others = {target: levels[target]} if levels[target] != LEVELS[general] else {}
+    named = {name: ClassShares(sealed=level.sealed, dev=level.dev) for name, level in others.items()}
     test = LEVELS[0].test if max(places.values()) == 0 else 0.0
     return RolesConfig(sealed=LEVELS[general].sealed, dev=LEVELS[general].dev, test=test, by_class=named)
 
@@ -155,7 +197,7 @@ def _reasons(
     if given:
         shares = ["The shares that the old model was tuned with: no image that it was trained on is sealed."]
     elif raised:
-        shares = ["Small classes seal most of their images: that number decides what can be proven."]
+        shares = ["Classes with few images seal most of them: that number decides what can be proven."]
     else:
         shares = ["The smallest shares with which every protected class can prove its margin."]
     if roles.test == 0.0:
@@ -164,7 +206,7 @@ def _reasons(
         return {"roles": tuple(shares), "margin": ()}
     few = min(raised, key=lambda name: (counts[name], name))
     why = (
-        f"{100 * wished:g} points were asked for. {few} has {counts[few]} sealed images: they prove "
+        f"{100 * wished:g} points were aimed at (--margin). {few} has {counts[few]} sealed images: they prove "
         f"{100 * margins[few]:g} points with a fair chance."
     )
     return {"roles": tuple(shares), "margin": (why,)}

@@ -174,9 +174,7 @@ def plan_report(
     _check_numbers(number, power, difference, images)
     unknown = [name for name in single if name not in flips]
     if unknown:
-        raise UserError(
-            f"a margin is given for {unknown[0]!r}, which is no task here", found=nearest(unknown[0], flips)
-        )
+        raise UserError(f"a margin is given for {unknown[0]!r}, which is no task here", do=nearest(unknown[0], flips))
     margins = {name: single.get(name, default) for name in flips}
     if images is None and None in margins.values():
         raise UserError("nothing to plan", do="give --margin 0.02, or --images 300 for the best margin they allow")

@@ -215,7 +215,7 @@ def settings_for(
     """Everything that is fixed before the test, checked against the tasks that are ``present``."""
     delta_of(confidence)
     if claim not in list(Claim):
-        raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), found=nearest(claim, list(Claim)))
+        raise UserError(f"there is no claim {claim!r}", expected=", ".join(Claim), do=nearest(claim, list(Claim)))
     groups = {name: list(members) for name, members in (pools or {}).items()}
     for name, group in groups.items():
         if name in present or not name or not group:
@@ -224,7 +224,7 @@ def settings_for(
     members = [member for group in groups.values() for member in group]
     for name in [*tasks, *([target] if target else []), *members]:
         if name not in present:
-            raise UserError(f"the task {name!r} has no images here", found=nearest(name, present))
+            raise UserError(f"the task {name!r} has no images here", do=nearest(name, present))
     # A list of tasks may hold the pooled ones too, all of them: it is then the whole claim, and no other task is in it.
     both = set(members) & set(tasks)
     if len(set(members)) != len(members) or both not in (set(), set(members)) or target in {*members, *tasks}:

@@ -100,7 +100,10 @@ def advice(row: Mapping[str, Any]) -> str:
     """What would decide an undecided task."""
     if row["needed"] is not None:
         have = f"{row['units']} {row['unit']}s" if "units" in row else f"{row['n']} images"
-        return f"{have} do not decide it; about {row['needed']} would, for an 80 % chance that all tasks pass"
+        enough = f"about {row['needed']} would, for an 80 % chance that all tasks pass"
+        if row["difference"] < 0 and row["difference"] <= -row["margin"]:
+            return f"{have} do not decide it, and the loss seen reaches the margin; if the true change is 0, {enough}"
+        return f"{have} do not decide it; {enough}"
     if row["difference"] <= -row["margin"]:
         return "the loss seen reaches the margin, without proof that the true one does; if it is real no number helps"
     if row["margin"] == 0.0:

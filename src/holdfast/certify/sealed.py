@@ -199,7 +199,7 @@ def one_bit(plan: SealedClaim, passed: bool, standing: Standing) -> dict[str, An
 def write_run_certificate(
     run: RunFolder, plan: SealedClaim, outcome: SealedOutcome, ledger: Ledger, model: Path | None = None
 ) -> Path | None:
-    """After a pass, the certificate of the run, resting on its predictions once they may be shown; None without one."""
+    """After a pass, the certificate of the run; None without one. Predictions are kept once they may be shown."""
     plan = outcome.claim or plan
     if outcome.old is not None and outcome.new is not None:
         write_predictions(run.predictions("old", "sealed"), outcome.old)

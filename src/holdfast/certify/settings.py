@@ -125,7 +125,7 @@ def margins_for(tasks: Sequence[str], default: float | None, single: Mapping[str
         raise UserError(
             f"a margin is given for {unknown[0]!r}, which has no images here",
             expected="a protected task, or a pooled group",
-            found=nearest(unknown[0], tasks),
+            do=nearest(unknown[0], tasks),
         )
     missing = [task for task in tasks if task not in single]
     if missing and default is None:

@@ -54,8 +54,9 @@ def diagnose(
 def _show(found: Diagnosis) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("task", "h", "multiplier", "cosine with target", "takes back", title=found.sentence())
+    table = Table("task", "h", "multiplier", "cosine with target", "takes back")
     taken = {obstacle.task: obstacle.taken_back for obstacle in found.conflict.obstacles}
     lengths = found.gram.diagonal() ** 0.5
     order = sorted(range(len(found.tasks)), key=lambda k: -taken.get(found.tasks[k], 0.0))
@@ -65,7 +66,8 @@ def _show(found: Diagnosis) -> None:
         name = found.tasks[k]
         share = f"{taken[name] * 100:.1f} %" if name in taken else ""
         table.add_row(name, f"{found.h[k]:+.4f}", f"{found.kkt.multipliers[k]:.4f}", f"{cosine:+.3f}", share)
-    console = Console()
+    console = Console(highlight=False)
+    console.print(Text(found.sentence()))
     console.print(table)
     ratio = "no constraint is violated" if found.assumption4 is None else f"{found.assumption4:.4g}"
     console.print(

@@ -51,6 +51,12 @@ def evaluate(
     """
     from rich.console import Console
 
+    from holdfast.stages import stage, stages_shown
+
+    if template.count("{}") != 1:
+        raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
+    with stages_shown():
+        stage("loading PyTorch")
     from holdfast.artifacts import write_predictions
     from holdfast.data.assemble import labelled
     from holdfast.data.catalogue import Problem, count_problems
@@ -62,28 +68,30 @@ def evaluate(
     from holdfast.model.weights import is_conse
     from holdfast.runtime import choose_device
 
-    if template.count("{}") != 1:
-        raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
-    place = choose_device(device)
-    folder = None if is_conse(str(model)) and not model.exists() else model_folder(model)
-    classifier = _load(folder, str(model))
-    if not classifier.classes:
-        classifier = _zero_shot(classifier, data, template)
-    classifier = classifier.to(place)
-    view = classifier.preprocess
-    problems: list[Problem] = []
-    examples = labelled(
-        [guess_source(data)],
-        classifier.classes,
-        size=view.size,
-        interpolation=view.interpolation,
-        root=Path(),
-        roles=[item for item in Role if item != Role.SEALED] if role == Which.ALL else [Role(role.value)],
-        missing_ok=True,
-        sealed=set() if folder is None else sealed_from(folder),
-        problems=problems,
-    )
-    table = predict(classifier, examples, classifier.classes, batch_size=batch_size, device=place)
+    with stages_shown():
+        place = choose_device(device)
+        folder = None if is_conse(str(model)) and not model.exists() else model_folder(model)
+        stage("loading the model")
+        classifier = _load(folder, str(model))
+        if not classifier.classes:
+            classifier = _zero_shot(classifier, data, template)
+        classifier = classifier.to(place)
+        view = classifier.preprocess
+        problems: list[Problem] = []
+        stage("decoding the pictures")
+        examples = labelled(
+            [guess_source(data)],
+            classifier.classes,
+            size=view.size,
+            interpolation=view.interpolation,
+            root=Path(),
+            roles=[item for item in Role if item != Role.SEALED] if role == Which.ALL else [Role(role.value)],
+            missing_ok=True,
+            sealed=set() if folder is None else sealed_from(folder),
+            problems=problems,
+        )
+        stage(f"predicting {len(examples):,} pictures")
+        table = predict(classifier, examples, classifier.classes, batch_size=batch_size, device=place)
     write_predictions(out, table)
     scores = per_task(table)
     errors = Console(stderr=True, highlight=False)

@@ -28,3 +28,13 @@ def export(
 
     export_model(load_model(model_folder(model)), out)
     print(f"wrote {out}; holdfast.json in it says how to use it")
+    if _kept_old(model):
+        print(f"it is the old model, which the round handed back: holdfast report {model}")
+
+
+def _kept_old(run: Path) -> bool:
+    """Whether this is a round that hands back the old model."""
+    from holdfast.artifacts import RunFolder, read_json
+
+    folder = RunFolder(run)
+    return folder.state.is_file() and folder.result.is_file() and bool(read_json(folder.result).get("kept_old"))

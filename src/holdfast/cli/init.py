@@ -83,7 +83,8 @@ def init(
     if make is not None:
         print(f"  holdfast tune {tune_file} --out {out.parent / 'base'}")
     print(f"  holdfast plan {out}")
-    print(f"  holdfast develop {out} --out {out.parent / 'run'}")
+    beside = "" if out.parent == Path() else f" --out {out.parent / 'run'}"  # default: runs/ROUND, here
+    print(f"  holdfast develop {out}{beside}")
 
 
 def _margin_lines(forecast: Forecast, asked: float) -> list[str]:
@@ -98,13 +99,16 @@ def _margin_lines(forecast: Forecast, asked: float) -> list[str]:
     by_size = sorted(larger.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{name} {points(value)}" for name, value in by_size[:6])
     more = f" and {len(by_size) - 6} more" if len(by_size) > 6 else ""
-    text = f"margins above the {points(asked)} points asked for, which so few images cannot prove: {listed}{more}"
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    text = f"margins above the {points(asked)} points aimed at (--margin), which so few images cannot prove: {listed}"
+    return textwrap.wrap(f"{text}{more}", WIDTH, subsequent_indent="  ")
 
 
 def _check_free(path: Path) -> None:
     if path.exists():
-        raise UserError(f"{path} exists already", do="choose another place with --out FOLDER/ROUND.toml")
+        raise UserError(
+            f"{path} exists already",
+            do="remove it to begin again, or choose another place with --out FOLDER/ROUND.toml",
+        )
 
 
 def _planned(

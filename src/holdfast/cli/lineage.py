@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,12 +48,14 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
         )
     if not history:
         return
-    table = Table("class", title="accuracy of the model handed back", title_justify="left")
+    console.print("accuracy of the model handed back, on each round's own images (▼: lost there)")
+    table = Table("class")
     table.add_column(FIRST, justify="right")
     for item in history:
         table.add_column(item.name, justify="right")
     for name, values in opened.accuracy().items():
-        table.add_row(Text(name), *(_accuracy(value, values[:place]) for place, value in enumerate(values)))
+        changes = [None, *(item.change(name) for item in history)]
+        table.add_row(Text(name), *(_accuracy(*pair) for pair in zip(values, changes, strict=True)))
     console.print(table)
 
 
@@ -70,13 +73,12 @@ def _line(entry: ProjectRound) -> Text:
     return text + Text(f"  {what} ({entry.entry['accuracy']['role']})", style="dim")
 
 
-def _accuracy(value: float | None, before: list[float | None]) -> Text:
+def _accuracy(value: float | None, change: float | None) -> Text:
     from rich.text import Text
 
     if value is None:
         return Text("–", style="dim")
-    last = next((item for item in reversed(before) if item is not None), None)
-    dropped = last is not None and value < last
+    dropped = change is not None and change < 0
     return Text(f"{value * 100:.1f} %{' ▼' if dropped else ''}", style="bold red" if dropped else "")
 
 
@@ -118,7 +120,7 @@ def show(
         "reason": entry.entry["reason"],
         "handed back": "the old model" if entry.kept_old else str(entry.entry["chosen"]),
         "against first": "certified too" if entry.entry["against_first"] and entry.verdict == "certified" else "–",
-        "candidates": ", ".join(entry.entry["candidates"]),
+        "candidates": _some(entry.entry["candidates"]),
         "model": entry.entry["model"],
         "data": entry.entry["data"],
         "finished": entry.entry["time"],
@@ -126,7 +128,8 @@ def show(
     }
     for name, value in facts.items():
         console.print(Text(f"{name + ':':<15}", style="dim") + Text(str(value)), soft_wrap=True)
-    table = Table("class", title=f"on {entry.entry['accuracy']['role']} images", title_justify="left")
+    console.print(f"on {entry.entry['accuracy']['role']} images:")
+    table = Table("class")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
     before = entry.entry["accuracy"]["old"]
@@ -192,10 +195,17 @@ def verify_project(path: Path, as_json: bool) -> int:
     if as_json:
         print_json({"holds": None if found.not_checked else True, **asdict(found)})
         return code
-    counts = f"{found.rounds} rounds, {found.files} files, {found.certificates} certificates checked"
+    held = {"round": found.rounds, "file": found.files, "certificate": found.certificates}
+    counts = ", ".join(f"{number} {name}{'' if number == 1 else 's'}" for name, number in held.items()) + " checked"
     print(f"{'not fully checked: nothing was changed' if found.not_checked else 'the project holds'}: {counts}")
     for missing in found.not_checked:
         print(f"not checked: {missing}")
     for note in found.notes:
         print(f"note: {note}")
     return code
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, … ({len(names)} in all; --json names them)"

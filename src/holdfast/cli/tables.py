@@ -18,10 +18,12 @@ from holdfast.rounds.result import RoundResult, comparison_json
 
 def print_accuracy(title: str, accuracy: Mapping[str, float]) -> None:
     """One row a class."""
-    table = Table("class", "accuracy", title=title, title_justify="left")
+    table = Table("class", "accuracy")
     for name, value in accuracy.items():
         table.add_row(Text(name), f"{value * 100:.1f} %")
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(Text(title), soft_wrap=True)  # a title of the table would be as narrow as that is
+    console.print(table)
 
 
 def change_text(change: float) -> Text:

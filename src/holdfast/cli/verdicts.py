@@ -83,9 +83,7 @@ def _outcome_lines(ended: Outcome) -> list[tuple[str, str]]:
         lines.append(("closest" if ended.verdict == "certified" else "decided by", ended.deciding.text()))
         tested = ended.deciding.test_text()
         if tested and ended.deciding.role == "sealed":
-            needed = ended.deciding.needed
-            more = f"; about {needed:,} images would decide it" if needed and ended.kept_old else ""
-            lines.append(("", f"{tested}{more}"))
+            lines.append(("", f"{tested}{_would_decide(ended) if ended.kept_old else ''}"))
         elif ended.tested:
             lines.append(("", "sealed images are not shown before their set is retired"))
     lines.append(("target", f"{ended.target}: {ended.target_gain * 100:+.1f} points on {ended.target_role} images"))
@@ -95,6 +93,16 @@ def _outcome_lines(ended: Outcome) -> list[tuple[str, str]]:
         left = "it is retired" if ended.sealed["retired"] else f"{ended.sealed['queries_left']} left"
         lines.append(("sealed set", f"query {ended.sealed.get('queries', 1)} is spent; {left}"))
     return lines
+
+
+def _would_decide(ended: Outcome) -> str:
+    """What stands between the class that decided and a pass."""
+    decided = ended.deciding
+    if decided is None:
+        return ""
+    if decided.beyond:  # more images would rather show the loss than rule it out
+        return "; a gain is needed" if decided.must_gain else "; the loss seen reaches the margin"
+    return f"; about {decided.needed:,} images would decide it" if decided.needed else ""
 
 
 def _next(ended: Outcome) -> str:
@@ -202,8 +210,7 @@ def print_plan(plan: Mapping[str, Any]) -> None:
     change = f", true change {percent(plan['difference'])} points" if plan["difference"] else ""
     console.print(Text(f"{goal} ({claim}), confidence {plan['confidence']:g}{change}:"))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in ("task", "flips", "margin", "images needed", "with your images"):
-        table.add_column(name, justify="left" if name == "task" else "right")
+    rows: list[tuple[str, ...]] = []
     for item in plan["by_task"]:
         best = item.get("best_margin")
         have = (
@@ -211,11 +218,13 @@ def print_plan(plan: Mapping[str, Any]) -> None:
             if "images" not in item
             else f"{item['images']} allow " + ("none" if best is None else f"{best * 100:g} %")
         )
-        table.add_row(
-            Text(item["task"]),
-            "" if item["discordance"] is None else f"{item['discordance'] * 100:.3g} %",
-            "" if item["margin"] is None else f"{item['margin'] * 100:g} %",
-            _images_needed(item),
-            have,
-        )
+        flips = "" if item["discordance"] is None else f"{item['discordance'] * 100:.3g} %"
+        margin = "" if item["margin"] is None else f"{item['margin'] * 100:g} %"
+        rows.append((item["task"], flips, margin, _images_needed(item), have))
+    heads = ("task", "flips", "margin", "images needed", "with your images")
+    answered = [place for place in range(len(heads)) if any(row[place] for row in rows)]  # no column that says nothing
+    for place in answered:
+        table.add_column(heads[place], justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in answered))
     console.print(table)

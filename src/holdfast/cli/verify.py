@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -120,6 +123,14 @@ def verify(
         else f"not fully checked: nothing contradicts the verdict {verdict}, and not all of its evidence is at hand"
     )
     for check in found.checks:
-        print(f"  {'checked    ' if check.checked else 'not checked'}  {check.what}: {check.detail}")
-    print(f"promise: {found.certificate['report']['promise']}")
+        _say(f"  {'checked    ' if check.checked else 'not checked'}  {check.what}: {check.detail}", " " * 15)
+    _say(f"promise: {found.certificate['report']['promise']}")
     return int(Exit.DONE if found.holds else Exit.UNDECIDED)
+
+
+def _say(text: str, indent: str = "") -> None:
+    """A line; broken between words where people read it, whole where a program does."""
+    if sys.stdout.isatty():
+        columns = min(shutil.get_terminal_size().columns, 120)
+        text = "\n".join(textwrap.wrap(text, columns, subsequent_indent=indent))
+    print(text)

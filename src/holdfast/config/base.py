@@ -8,6 +8,7 @@ import reprlib
 import tomllib
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,6 +26,7 @@ _LONG_KEY = re.compile(
     rf"""(?:^|[\[{{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_DEEPEST}}}""", re.MULTILINE
 )
 _MOST_SHOWN = 200  # characters of a faulty name or value
+_OF_ANOTHER_KIND = ("int_type", "int_from_float", "float_type", "string_type", "bool_type", "none_required")
 
 LARGEST = 2**53  # whole numbers up to here have a float of their own
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -135,7 +137,8 @@ def _explain(model: type[Config], error: ValidationError, where: str, values: An
     # An unknown key explains other faults (a required key that was misspelt), so it comes first. Where a value may be
     # one of several kinds there is a fault for each: that of the kind it comes closest to says most.
     above = faults[0]["loc"][:-1]
-    closest = max((item for item in faults if item["loc"][: len(above)] == above), key=lambda item: len(item["loc"]))
+    beside = (item for item in faults if item["loc"][: len(above)] == above)
+    closest = max(beside, key=lambda item: (len(item["loc"]), item["type"] not in _OF_ANOTHER_KIND))
     fault = next((item for item in faults if item["type"] == "extra_forbidden"), closest)
     section, location = _walk(model, [_shortened(str(part)) for part in fault["loc"]], values, root)
     key = ".".join(location)
@@ -146,8 +149,16 @@ def _explain(model: type[Config], error: ValidationError, where: str, values: An
         return UserError(f"{where}: the key {key!r} is missing", do=_describe(section, location))
     message = fault["msg"].removeprefix("Value error, ")
     found = "" if fault["type"] == "value_error" else _shown(fault["input"])
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    others = {tuple(_walk(model, [str(part) for part in item["loc"]], values, root)[1]) for item in faults}
+    elsewhere = sum(not _within(other, location) for other in others)  # not other kinds that this value is not of
+    more = f" (and {elsewhere} more)" if elsewhere else ""
     return UserError(f"{where}: {key + ': ' if key else ''}{message}{more}", found=found)
+
+
+def _within(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether one of two keys lies in the other, or is it."""
+    shared = min(len(first), len(second))
+    return list(first[:shared]) == list(second[:shared])
 
 
 def _shown(value: Any) -> str:

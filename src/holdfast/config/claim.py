@@ -37,7 +37,7 @@ class CertifyConfig(Config):
         margins = self.margin if isinstance(self.margin, dict) else {"margin": self.margin}
         for name, margin in margins.items():
             if not 0 <= margin < 1:
-                raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1)")
+                raise ValueError(f"the margin {margin:g} ({name}) must lie in [0, 1): write 2 % as 0.02")
         return self
 
     def margins_of(self, tasks: Iterable[str]) -> dict[str, float]:

@@ -39,6 +39,7 @@ class Assembled:
     problems: list[Problem]
     fingerprint: str
     check_leaks: Callable[[], None]  # refuses sealed pictures with near copies in training, unless that is allowed
+    check_sealed: Callable[[], None]  # refuses sealed files that the catalogue could not decode
     pictures: Mapping[str, str] = field(default_factory=dict[str, str])  # example id -> hash of the pixels
 
 
@@ -134,7 +135,15 @@ def decode(surveyed: Survey, *, size: int, interpolation: str, seed: int) -> Ass
             refuse_leaks(pictures_of(everything, training), pictures_of(main, sealed))
 
     pictures = dict(zip(map(str, everything.column("example_id")), everything.pictures(), strict=True))
-    return Assembled(data, roles, problems, _fingerprint(data, roles), check_leaks, pictures)
+    return Assembled(
+        data,
+        roles,
+        problems,
+        _fingerprint(data, roles),
+        check_leaks,
+        lambda: _check_sealed_files(main, assigned, size, interpolation),
+        pictures,
+    )
 
 
 def near_copies(everything: Catalogue, assigned: Assigned, outside_rows: np.ndarray) -> dict[str, Problem]:
@@ -273,10 +282,37 @@ def _open(
     if not len(positions):
         raise UserError(f"no images have the role {role.value!r}", do=f"give `{role.value}` a share in [data.roles]")
     gathered = gather(main, assigned.rows[positions], size, interpolation)
+    if role == Role.SEALED:
+        do = "restore the files and go on with --resume, or take them out and begin a new run"
+        _refuse_unreadable_sealed(gathered.problems, len(positions), do)
     check_limit(gathered.problems, len(positions), limit)
     result = _labelled_set(gathered, gathered.rows, assigned, positions, spec.classes)
     _check_each_class(result, spec.classes, role.value)
     return result
+
+
+def _check_sealed_files(main: Catalogue, assigned: Assigned, size: int, interpolation: str) -> None:
+    """Sealed files that the catalogue could not decode are named before anything is trained, and not after it."""
+    known = main.column("picture")
+    if not any(known):  # a source that does not say which picture a file shows
+        return
+    sealed = assigned.rows[assigned.where(Role.SEALED)]
+    doubtful = np.array([row for row in sealed if not known[row]], dtype=np.int64)
+    if len(doubtful):
+        bad = gather(main, doubtful, size, interpolation).problems
+        _refuse_unreadable_sealed(bad, len(sealed), "replace the files or take them out, and begin again")
+
+
+def _refuse_unreadable_sealed(bad: Sequence[Problem], total: int, do: str) -> None:
+    if not bad:
+        return
+    shown = "; ".join(f"{item.where} ({item.detail})" for item in bad[:5]) + ("; …" if len(bad) > 5 else "")
+    raise UserError(
+        f"{len(bad)} of {total} sealed pictures cannot be read",
+        expected="every sealed picture: the claim is about all of them",
+        found=shown,
+        do=f"{do}; no query was spent",
+    )
 
 
 def _check_each_class(examples: LabelledSet, classes: Sequence[str], what: str) -> None:

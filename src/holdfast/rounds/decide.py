@@ -232,7 +232,8 @@ def decide(
     except UndecidedError as error:
         return Decision(None, "undecided", error.text(), names)
     if outcome.shipped is None:
-        return Decision(None, "undecided", "the sealed images did not prove it", names, outcome.reported)
+        reason = "the sealed images did not prove it"
+        return Decision(None, "undecided", reason, names, outcome.reported, (plan, outcome, ledger))
     return Decision(
         by_name[outcome.shipped],
         "certified",
@@ -292,7 +293,7 @@ def known_to(model: Path | None) -> list[str] | None:
 
 
 def write_certificate_of(folder: RunFolder, decision: Decision) -> None:
-    """The certificate of a round that was proven, beside its model."""
+    """The certificate of a round that was proven, beside its model; of any retired set, predictions of its images."""
     if decision.evidence is not None:
         plan, outcome, ledger = decision.evidence
         write_run_certificate(folder, plan, outcome, ledger)

@@ -31,6 +31,11 @@ class Deciding:
     against_first: bool = False  # against the first model of a project, not against the old one
     must_gain: bool = False  # the target
 
+    @property
+    def beyond(self) -> bool:
+        """Whether the loss that was seen reaches the margin."""
+        return self.change < 0 and self.change <= -self.margin
+
     def text(self) -> str:
         """``street: -2.4 points on 41 sealed images, margin 5 points``."""
         name = self.task if len(self.task) <= _LONGEST else f"{self.task[: _LONGEST - 1]}…"

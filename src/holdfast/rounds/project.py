@@ -76,6 +76,13 @@ class ProjectRound:
         """Accuracy of every class of the model that was handed back."""
         return dict(self.entry["accuracy"]["new"])
 
+    def change(self, name: str) -> float | None:
+        """What the round changed on a class, old and new model on the same images; None where one did not know it."""
+        accuracy = self.entry["accuracy"]
+        if name not in accuracy["new"] or name not in accuracy["old"]:
+            return None
+        return float(accuracy["new"][name] - accuracy["old"][name])
+
 
 class Project:
     """A project folder."""

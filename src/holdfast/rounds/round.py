@@ -115,6 +115,8 @@ class Round:
         self.prepared: PreparedRound = prepare_round(self.config, self.root, self.runtime, check, begin=False)
         stage("looking for sealed pictures that leaked into training")
         self.prepared.assembled.check_leaks()
+        if not begun and self.config.certify.test_sealed:
+            self.prepared.assembled.check_sealed()
         self.data: RoundData = self.prepared.assembled.data
         self.folder = _folder(folder)
         self.resume = resume  # the command that goes on with it
@@ -410,8 +412,7 @@ class Round:
             return
         if model:
             self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
-        if decision.certified:
-            write_certificate_of(self.folder, decision)
+        write_certificate_of(self.folder, decision)
         write_json(
             self.folder.result,
             {

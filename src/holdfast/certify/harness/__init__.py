@@ -43,7 +43,7 @@ def read_logs(
     ``tasks_may_differ`` a task that only one model was evaluated on is listed in ``missing``, not refused.
     """
     if kind not in FORMATS:
-        raise UserError(f"there are no logs of {kind!r}", expected=", ".join(FORMATS), found=nearest(kind, FORMATS))
+        raise UserError(f"there are no logs of {kind!r}", expected=", ".join(FORMATS), do=nearest(kind, FORMATS))
     asked = Asked(dict(metrics or {}), task_field, group_field)
     paths = (Path(old), Path(new))
     logs: list[Log] = []

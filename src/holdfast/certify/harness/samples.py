@@ -79,7 +79,7 @@ def look_up(document: Any, path: str, where: str) -> str:
     for name in path.split("."):
         if not isinstance(value, Mapping) or name not in value:
             known = [str(key) for key in value] if isinstance(value, Mapping) else []
-            raise UserError(f"{where} has no field {path!r}", found=nearest(name, known))
+            raise UserError(f"{where} has no field {path!r}", do=nearest(name, known))
         value = value[name]
     if not isinstance(value, str | int | float | bool) or str(value).strip() == "":
         raise UserError(
@@ -94,7 +94,7 @@ def chosen_metric(
     """The metric that the user names, the only one, or the first of those that are preferred."""
     if wanted is not None:
         if wanted not in known:
-            raise UserError(f"{task} has no metric {wanted!r} ({where})", found=nearest(wanted, known))
+            raise UserError(f"{task} has no metric {wanted!r} ({where})", do=nearest(wanted, known))
         return wanted
     if len(known) == 1:
         return known[0]

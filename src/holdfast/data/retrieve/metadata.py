@@ -151,9 +151,7 @@ def column_names(file: MetadataFile, chosen: dict[str, str]) -> dict[str, str]:
     for ours, aliases in ALIASES.items():
         if ours in chosen:
             if chosen[ours].lower() not in present:
-                raise UserError(
-                    f"{file.name} has no column {chosen[ours]!r}", found=nearest(chosen[ours], file.columns)
-                )
+                raise UserError(f"{file.name} has no column {chosen[ours]!r}", do=nearest(chosen[ours], file.columns))
             names[ours] = present[chosen[ours].lower()]
             continue
         match = next((present[alias] for alias in aliases if alias in present), None)

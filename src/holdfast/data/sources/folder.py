@@ -33,8 +33,16 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
             files.append(file)
             entries.append(Entry(readable_name(file), label, None, split))
     if not files:
-        raise UserError(f"no pictures under {path}", expected=f"files ending in {', '.join(sorted(SUFFIXES))}")
+        expected = f"files ending in {', '.join(sorted(SUFFIXES))}"
+        do = "check the path; classes are folders inside it"
+        raise UserError(f"no pictures under {path}", expected=expected, found=_other_items(path), do=do)
     return Listing(readable_name(path), entries, pictures_in(files), problems)
+
+
+def _other_items(path: Path) -> str:
+    """What lies in the folders that hold no picture, in a few names."""
+    names = sorted(readable_name(item.name) for root in expand(path) for item in root.iterdir())
+    return f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "an empty folder"
 
 
 def _split_folders(paths: Sequence[tuple[str, ...]]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.report.content import RunContent
 from holdfast.report.evidence import TaskRow
-from holdfast.report.html.markup import Markup, change_mark, tag
+from holdfast.report.html.markup import Markup, change_mark, points, tag
 from holdfast.report.html.tables import data_table
 from holdfast.report.sections import figures
 from holdfast.report.sections.classes import task_name
@@ -36,7 +36,7 @@ def _more_images(content: RunContent) -> Markup:
     return tag(
         "div",
         tag("h3", "More images"),
-        tag("p", f"Judged by {where} images; for an 80 % chance that all classes pass.", class_="note"),
+        tag("p", f"On {where} images. Needed: for an 80 % chance that all classes pass.", class_="note"),
         data_table("planner", heads, kinds, rows, search="Find a class" if len(rows) > 12 else None),
     )
 
@@ -46,7 +46,12 @@ def _margins(content: RunContent) -> Markup | None:
     steps = content.result.get("gain_by_margin") or []
     if not steps:
         return None
-    note = f"The largest gain of {content.target} seen on dev images with no protected class below the margin."
+    gains = [float(step["target_gain"]) for step in steps]
+    if max(gains) - min(gains) < 0.0005 and max(gains) > 0:
+        most = f"On dev images {content.target} gains {points(gains[0])} points at most"
+        same = f"{most}, and no protected class loses for it: a larger margin would buy no more."
+        return tag("div", tag("h3", "What a margin would buy"), tag("p", same, class_="note"))
+    note = f"The largest gain of {content.target} on dev images where no protected class loses more than that."
     rows: list[list[tuple[Markup | str, object]]] = [
         [
             (f"{step['margin'] * 100:g} points", step["margin"]),
@@ -65,6 +70,8 @@ def _margins(content: RunContent) -> Markup | None:
 
 def _why(row: TaskRow) -> str:
     if row.needed:
+        if row.beyond:
+            return "if the true change is 0: the loss seen reaches the margin"
         return "at the rate of flips seen"
     if row.difference <= -row.margin and row.difference < 0:
         return "the loss seen reaches the margin: if it is real, no number of images helps"

@@ -36,23 +36,24 @@ def candidates_section(content: RunContent) -> Markup:
     heads += ["chance", "expected gain"]
     kinds = ["number", "text", *["number"] * 4, "text", "number", "number", "text"]
     fitted = (
-        "In every candidate the target's logit is refitted, and nothing else: at λ = 0 the logits of the other "
-        "classes are those of the old model. In candidates called last-layer the logits of all classes are fitted, "
-        "near the old model; they need no training either. In small rounds fits see dev images too, and each image is "
-        "counted by a fit without it; without training so are training images that the old model has not seen. "
+        "In every candidate the target's logit is refitted; at λ = 0 nothing else differs from the old model. In "
+        "candidates called last-layer the logits of all classes are fitted, near the old model; they need no training "
+        "either. In small rounds the fits also learn from dev images, and each image is counted by a fit that has not "
+        "seen it. Candidates without training count training images in the same way, where the old model has not seen "
+        "them. "
         if any(candidate.lam == 0 for candidate in content.candidates)
         else ""
     )
     settings = (
         f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted from "
-        "the target's logit, so that fewer images are assigned to it. Chance: to pass the test, from dev images and "
-        "the numbers of sealed images. Expected gain: that chance times the gain; the largest is tested first."
+        "the target's logit, so that fewer images are assigned to it. Chance: to pass the test, as dev images and the "
+        "numbers of sealed images tell it. Expected gain: that chance times the gain; the largest is tested first."
     )
     tested = (
         "The sealed images were not queried."
         if content.reported is None
-        else "The order was fixed on dev images; on the sealed images each is tested in turn, every class at the level "
-        "of the query, and the first that does not pass ends it."
+        else "The order was fixed on dev images. On the sealed images each is tested in turn, every class at the level "
+        "of the query; the first that does not pass ends the test."
     )
     table = data_table("candidate-table", [*heads, "sealed test"], kinds, rows)
     return tag("div", tag("p", f"{settings} {tested}", class_="note"), table, _frontier(content))

@@ -59,5 +59,5 @@ def _mixed_up(pair: Paired, classes: Sequence[str], most: int = 10) -> Markup:
         )
     if not rows:
         return tag("p", "No confusion changed.", class_="note")
-    heads = ["class", "taken for", "old", "new", "more mistakes"]
+    heads = ["class", "taken for", "old", "new", "change"]
     return data_table("mixed", heads, ["text", "text", "number", "number", "number"], rows, search="Find a class")

@@ -45,7 +45,8 @@ def gallery(content: RunContent) -> Markup:
         tag("output", "", data_count="gallery"),
         class_="find js-only",
     )  # fmt: skip
-    note = "Dev images, and sealed ones only because their set is retired." if content.retired else "Dev images."
+    shown = {pair.role for pair in content.pairs}
+    note = "Dev images, and sealed ones only because their set is retired." if "sealed" in shown else "Dev images."
     return tag("div", tag("p", note, class_="note"), find, *parts, id="gallery")
 
 

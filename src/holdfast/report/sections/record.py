@@ -49,8 +49,21 @@ def record_section(content: RunContent) -> Markup:
 def _entry(entry: dict[str, object]) -> str:
     kind, when = entry.get("event"), f"{entry['time']}: " if "time" in entry else ""
     if kind in ("query", "look"):  # the second in ledgers of earlier versions
-        return f"{when}query {entry.get('number')}, {entry.get('candidates')} candidates, level {entry.get('level'):g}"  # type: ignore[str-format]
+        tested = count(_whole(entry.get("candidates")), "candidate")
+        return f"{when}query {entry.get('number')}, {tested}, level {entry.get('level'):g}"  # type: ignore[str-format]
     if kind == "result":
         which = f", {entry['which']} ships" if entry.get("which") else ""
         return f"{when}query {entry.get('number')} {'passed' if entry.get('passed') else 'did not pass'}{which}"
-    return f"{when}opened with {json.dumps(entry.get('budget'))}"
+    budget = entry.get("budget")
+    return f"{when}opened for {_budget(budget)}" if isinstance(budget, dict) else f"{when}opened"
+
+
+def _budget(budget: dict[str, object]) -> str:
+    """``1 query of 1 candidate and 1 pass, δ = 0.05``."""
+    queries = count(_whole(budget.get("queries", budget.get("looks"))), "query", "queries")
+    tested, passes = (_whole(budget.get(name)) for name in ("candidates", "passes"))
+    return f"{queries} of {count(tested, 'candidate')} and {count(passes, 'pass', 'passes')}, δ = {budget.get('delta')}"
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 1
