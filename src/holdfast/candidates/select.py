@@ -70,7 +70,8 @@ def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Cand
     """The candidates with the chance of each to pass a test."""
 
     def chance(candidate: Candidate) -> float:
-        return predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias)
+        fitted = candidate.step in UNTRAINED
+        return predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias, fitted=fitted)
 
     return [replace(candidate, chance=chance(candidate)) for candidate in candidates]
 
