@@ -189,7 +189,7 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
     folds = Folds(3, {name: place % 3 for place, name in enumerate(data.dev.ids)})
     fitted: list[set[str]] = []
 
-    def noted(model: Classifier, name: str, pictures: Pictures, start: object = None) -> object:
+    def noted(model: Classifier, name: str, pictures: Pictures) -> object:
         fitted.append(set(pictures.ids))
         return fit_last_layer(model, name, pictures)
 
@@ -278,16 +278,3 @@ def test_the_target_is_refitted_on_top(classifier: Classifier) -> None:
         assert not torch.allclose(between.logits(pixels), plain.logits(pixels), atol=0.2)
     tables = made.predictions(0.5, data.dev, 16)
     assert [table["example_id"].to_pylist() for table in tables] == [list(data.dev.ids)] * 2
-
-
-def test_a_fit_that_begins_near_ends_at_the_same_place(
-    classifier: Classifier, disturb: Callable[[nn.Module, float], None]
-) -> None:
-    disturb(classifier, 0.02)
-    model = classifier.double().frozen_copy()
-    pictures = pictures_of(model)
-    whole = fit_last_layer(model, TARGET, pictures)
-    part = pictures.where(torch.arange(60) % 5 > 0)
-    cold, warm = fit_last_layer(model, TARGET, part), fit_last_layer(model, TARGET, part, whole)
-    entries = pictures.hidden / pictures.features.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(entries @ warm.weights / 0.05, entries @ cold.weights / 0.05, rtol=0, atol=0.02)

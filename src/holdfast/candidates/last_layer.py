@@ -63,7 +63,7 @@ _SHARE = 0.25  # of the cross-entropy that is the target's
 _DISTILL, _BOOST = 30.0, 2.0  # as in training (method.distill_weight, method.label_boost)
 _RIDGE = 0.01
 _VIEWS = 2  # of a picture, where pictures are few
-_STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and from a fit on nearly the same pictures
+_STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and after a change of the multipliers
 _TRUE, _MOST, _STRENGTH = 1e-3, 12, 0.3  # constraints: to which precision, in how many rounds, with which first penalty
 _LEFT = 0.05  # of a class's old loss: no constraint asks for less
 _FREE = 0.05  # share of a class feature's length that all others must leave to it: below, its logit stays as it is
@@ -75,7 +75,6 @@ class LastLayerFit:
 
     weights: Tensor  # p, [width, K]
     directions: Tensor | None  # d, [K, D]; None where the rows of a linear head move
-    start: Tensor | None = None  # the unknowns of the fit, from which a fit on nearly the same pictures begins
     multipliers: Tensor | None = None  # of every class's constraint, [K]: 0 where it costs nothing to keep the class
 
     def to(self, device: torch.device | str) -> LastLayerFit:
@@ -157,13 +156,12 @@ class _Constraints:
     The multipliers converge to those of the problem; rho doubles while the constraints come true slowly.
     """
 
-    def __init__(self, labels: Tensor, row: int, limits: Tensor, multipliers: Tensor | None) -> None:
+    def __init__(self, labels: Tensor, row: int, limits: Tensor) -> None:
         images = torch.bincount(labels, minlength=len(limits))
         self.constrained = (images > 0).index_fill(0, torch.tensor([row], device=labels.device), value=False)
         self.mean = functional.one_hot(labels, len(limits)).double().T / images.clamp(min=1)[:, None]
         self.limits, self.rho, self.before = limits, _STRENGTH, float("inf")
-        start = torch.zeros_like(limits) if multipliers is None else multipliers.to(limits)
-        self.multipliers = start * self.constrained
+        self.multipliers = torch.zeros_like(limits)
 
     def penalty(self, losses: Tensor) -> Tensor:
         """Of the losses of all pictures, [n]."""
@@ -184,12 +182,12 @@ class _Constraints:
         return violation < _TRUE
 
 
-def fit_last_layer(
-    model: Classifier, name: str, pictures: Pictures, start: LastLayerFit | None = None, gaps: Tensor | None = None
-) -> LastLayerFit:
-    """The change of least loss over pictures of all classes; a ``start`` that is near makes it fast.
+def fit_last_layer(model: Classifier, name: str, pictures: Pictures, gaps: Tensor | None = None) -> LastLayerFit:
+    """The change of least loss over pictures of all classes.
 
     With ``gaps`` [K] every protected class is constrained to a loss that is lower than the old one by its gap.
+    It begins from nothing: what a solver has left after its last step would still hold what a near fit knew, and a
+    fold's fit must not know its images.
     """
     row, tau = model.class_index(name), model.class_temperature
     count = len(model.classes)
@@ -202,11 +200,10 @@ def fit_last_layer(
     constraints = None
     if gaps is not None:
         old = _class_means(seen.losses(None, tau), seen.labels, count)
-        near = None if start is None else start.multipliers
-        constraints = _Constraints(seen.labels, row, old - gaps.to(old).minimum((1 - _LEFT) * old), near)
-    found = _solve(design, seen, row, free, None if start is None else start.start, constraints)
+        constraints = _Constraints(seen.labels, row, old - gaps.to(old).minimum((1 - _LEFT) * old))
+    found = _solve(design, seen, row, free, constraints)
     weights = tau * design.weights(found)  # logits are E1 · E2_k / tau_0, and entries are divided by the length of E1
-    return LastLayerFit(weights, directions, found, None if constraints is None else constraints.multipliers)
+    return LastLayerFit(weights, directions, None if constraints is None else constraints.multipliers)
 
 
 def generalisation_gaps(
@@ -230,9 +227,7 @@ def _class_means(values: Tensor, labels: Tensor, count: int) -> Tensor:
     return total / torch.bincount(labels, minlength=count).clamp(min=1)
 
 
-def _solve(
-    design: Design, seen: _Seen, row: int, free: Tensor, start: Tensor | None, constraints: _Constraints | None
-) -> Tensor:
+def _solve(design: Design, seen: _Seen, row: int, free: Tensor, constraints: _Constraints | None) -> Tensor:
     """The unknowns of least loss, [width + 1, K], in float64; rows are entries of the design, the last its offset."""
     logits, labels = seen.logits, seen.labels
     count = logits.shape[1]
@@ -251,10 +246,7 @@ def _solve(
     basis = _basis(design.columns[:, :-1])
     columns = torch.cat([design.columns[:, :-1] @ basis, design.columns[:, -1:]], dim=1)
     ridge = torch.cat([ridge[: basis.shape[1]], ridge[-1:]])
-    unknown = torch.zeros(columns.shape[1], count, dtype=torch.float64, device=logits.device)
-    if start is not None:
-        unknown = torch.cat([basis.T @ start[:-1], start[-1:]])
-    unknown.requires_grad_()
+    unknown = torch.zeros(columns.shape[1], count, dtype=torch.float64, device=logits.device, requires_grad=True)
 
     def losses(reached: Tensor) -> tuple[Tensor, Tensor]:
         moved = logits + reached * taken
@@ -266,7 +258,7 @@ def _solve(
         fitted, value = losses(reached)
         return value if constraints is None else value + constraints.penalty(fitted)
 
-    minimise_linear(unknown, columns, ridge, loss, steps=_STEPS if start is None else _STEPS_NEAR)
+    minimise_linear(unknown, columns, ridge, loss, steps=_STEPS)
     if constraints is not None:
         for _ in range(_MOST):
             with torch.no_grad():
@@ -372,12 +364,10 @@ class LastLayerFits:
             if self.folds is not None:
                 place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
                 parts = [pictures.where(place != fold) for fold in range(self.folds.count)]
-                fits += [(fit_last_layer(self.old, name, part, whole), part) for part in parts]
+                fits += [(fit_last_layer(self.old, name, part), part) for part in parts]
                 if self.constrained:
                     gaps = generalisation_gaps(self.old, whole, [fit for fit, _ in fits[1:]], pictures, place)
-                    whole = fit_last_layer(self.old, name, pictures, gaps=gaps)
-                    kept = [(fit_last_layer(self.old, name, part, whole, gaps), part) for part in parts]
-                    fits = [(whole, pictures), *kept]
+                    fits = [(fit_last_layer(self.old, name, part, gaps), part) for part in (pictures, *parts)]
             self._found = pictures, fits
         return self._found
 
