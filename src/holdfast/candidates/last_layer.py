@@ -80,7 +80,8 @@ class LastLayerFit:
     def to(self, device: torch.device | str) -> LastLayerFit:
         """The same on another device."""
         directions = None if self.directions is None else self.directions.to(device)
-        return LastLayerFit(self.weights.to(device), directions)
+        multipliers = None if self.multipliers is None else self.multipliers.to(device)
+        return LastLayerFit(self.weights.to(device), directions, multipliers)
 
     @torch.no_grad()
     def applied(self, model: Classifier, lam: float = 1.0) -> Classifier:
