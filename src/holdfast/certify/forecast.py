@@ -57,7 +57,8 @@ class ExpectedFlips:
     that shipped a model are in it). There, a refit lost 0.3 to 0.5 % of the protected images, with a worst class of 1.0
     (bias of 1 or more) and 1.4 points; models with trained weights lost 1.1 to 2.2 %, hence ``moved``. A bias that
     halves the loss is a rule of thumb. Fits of the last layer gain on protected classes, too: ``fitted`` are the rates
-    that explain best what they did to images kept aside in 81 rounds on these pictures (``benchmarks/chances.py``).
+    under which what they did to images kept aside was likeliest, in 81 rounds on these pictures
+    (docs/appendix/last-layer.md).
     """
 
     protected: Flips = Flips(gained=0.001, lost=0.012)
