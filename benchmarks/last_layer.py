@@ -11,6 +11,8 @@ out of fold:
 
     refit         the target's logit alone (method ``refit``)
     last layer    also interpolations towards a fit of all logits, as they are and with the target refitted on top
+                  (method ``last_layer`` with ``candidates.last_layer_constraints = false``)
+    constrained   the refit, and interpolations towards a fit of all logits with one constraint for each protected class
                   (method ``last_layer``)
 
 Printed are what the rule of choice and the certificate make of either, and the frontier: the largest gain out of fold
@@ -28,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -35,14 +38,17 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.crossfit import BIASES, FOLDS, LEVEL, Bed, shared_out
+from benchmarks.chances import drawn, former_target, with_former_chances
+from benchmarks.crossfit import BIASES, FOLDS, LEVEL, VIEWS, Bed, shared_out
 from benchmarks.machine import commit, machine
+from holdfast.candidates import select
 from holdfast.candidates.chance import SealedTest
-from holdfast.candidates.last_layer import fit_last_layer
+from holdfast.candidates.last_layer import LastLayerFit, fit_last_layer, generalisation_gaps
 from holdfast.candidates.logit_bias import lowered_by, steady_direction
 from holdfast.candidates.refit import Pictures, refit_from_features, target_direction
 from holdfast.candidates.select import (
     LAST_LAYER,
+    LAST_LAYER_CONSTRAINED,
     LAST_LAYER_REFIT,
     REFIT,
     Candidate,
@@ -56,7 +62,11 @@ from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.model.classifier import Classifier
 
 RESULTS = Path(__file__).with_name("results") / "last_layer.json"
-WAYS = ("refit", "last layer")
+WAYS = {
+    "refit": (REFIT,),
+    "last layer": (REFIT, LAST_LAYER, LAST_LAYER_REFIT),
+    "constrained": (REFIT, LAST_LAYER_CONSTRAINED),
+}
 TOLERANCES = (0.01, 0.02, 0.05)
 Key = tuple[str, float, float]  # which end, lambda, bias
 LAMBDAS = [lam for lam in CandidatesConfig().interpolation if lam > 0]
@@ -64,12 +74,14 @@ LAMBDAS = [lam for lam in CandidatesConfig().interpolation if lam > 0]
 
 @dataclass(frozen=True)
 class Fits:
-    """Both fits of the same pictures, and the directions of their biases."""
+    """All fits of the same pictures, and the directions of their biases."""
 
     models: dict[tuple[str, float], tuple[Classifier, Tensor]]  # by the end and lambda: model, direction of its bias
 
     @classmethod
-    def of(cls, bed: Bed, target: str, rows: np.ndarray, seen: np.ndarray) -> Fits:
+    def of(
+        cls, bed: Bed, target: str, rows: np.ndarray, seen: np.ndarray, fit: LastLayerFit, constrained: LastLayerFit
+    ) -> Fits:
         """Fitted on rows; biases are by how the changed models see all rows that the round may look at."""
         taught, looked_at = bed.pictures(rows), bed.pictures(seen)
 
@@ -78,8 +90,9 @@ class Fits:
             return refit.applied(model), refit.steady_after(model, seen)
 
         models = {(REFIT, 0.0): refitted(bed.model, taught, looked_at)}
-        fit = fit_last_layer(bed.model, target, taught)
         for lam in LAMBDAS:
+            model, after = constrained.applied(bed.model, lam), constrained.seen_after(looked_at, lam)
+            models[LAST_LAYER_CONSTRAINED, lam] = model, steady_direction(model.finished(after.features))
             model, after = fit.applied(bed.model, lam), fit.seen_after(looked_at, lam)
             models[LAST_LAYER, lam] = model, steady_direction(model.finished(after.features))
             models[LAST_LAYER_REFIT, lam] = refitted(model, fit.seen_after(taught, lam), after)
@@ -96,6 +109,17 @@ class Fits:
         return found
 
 
+def fits_of(bed: Bed, target: str, rows: np.ndarray, fold: np.ndarray) -> list[Fits]:
+    """The fits on all rows, and for each fold those that have not seen it."""
+    parts = [rows, *(rows[fold != number] for number in range(FOLDS))]
+    pictures = [bed.pictures(part) for part in parts]
+    fits = [fit_last_layer(bed.model, target, part) for part in pictures]
+    place = torch.from_numpy(np.tile(fold, VIEWS))
+    gaps = generalisation_gaps(bed.model, fits[0], fits[1:], pictures[0], place)
+    kept = [fit_last_layer(bed.model, target, part, gaps) for part in pictures]
+    return [Fits.of(bed, target, part, rows, *pair) for part, *pair in zip(parts, fits, kept, strict=True)]
+
+
 def tuned_base(bed: Bed, target: str, images: int, draw: random.Random) -> tuple[Classifier, set[int]]:
     """The model with its last layer tuned on images of protected classes and two of the target, and these images."""
     taught: list[int] = []
@@ -108,7 +132,7 @@ def tuned_base(bed: Bed, target: str, images: int, draw: random.Random) -> tuple
 
 
 def walk(bed: Bed, target: str, size: int, seed: int) -> dict[str, Any]:
-    """One round: the two ways beside each other."""
+    """One round: the ways beside each other."""
     draw, row = random.Random(f"{seed} {size} {target}"), bed.classes.index(target)
     protected = [name for name in bed.classes if name != target]
     train, dev, sealed, rest = shared_out(bed, target, size, draw)
@@ -134,11 +158,10 @@ def walk(bed: Bed, target: str, size: int, seed: int) -> dict[str, Any]:
         own = [int(item) for item in np.flatnonzero(bed.labels[both] == place)]
         fold[draw.sample(own, len(own))] = np.arange(len(own)) % FOLDS
     counted: dict[Key, np.ndarray] = {}
-    for number in range(FOLDS):
-        fits = Fits.of(bed, target, both[fold != number], both)
+    whole, *without = fits_of(bed, target, both, fold)
+    for number, fits in enumerate(without):
         for key, part in fits.predicted(bed, target, both[fold == number]).items():
             counted.setdefault(key, np.zeros(len(both), dtype=np.int64))[fold == number] = part
-    whole = Fits.of(bed, target, both, both)
     on_sealed, on_rest = (whole.predicted(bed, target, rows) for rows in (sealed, rest))
     made = {
         key: Candidate(key[0] if key[1] else "step-00000000", key[1], compared(both, new), key[2])
@@ -148,23 +171,30 @@ def walk(bed: Bed, target: str, size: int, seed: int) -> dict[str, Any]:
     right = old[rest] == bed.labels[rest]
     known = {name: float(right[bed.labels[rest] == place].mean()) for place, name in enumerate(bed.classes)}
     result: dict[str, Any] = {"target": target, "size": size, "seed": seed, "old": known}
-    for way in WAYS:
-        pool = {key: item for key, item in made.items() if key[0] == REFIT or way == "last layer"}
-        line: dict[str, Any] = {"tested": False, "passed": False, "chance": 0.0, "gain": 0.0, "worst": 0.0}
-        order = rank_for_testing(
-            with_chances(list(pool.values()), test), margins, least_chance=CandidatesConfig().least_chance
+    unseen = np.concatenate([sealed, rest])
+
+    def decided(candidates: list[Candidate]) -> dict[str, Any]:
+        """What the rule of choice and the certificate make of candidates with these chances."""
+        order = rank_for_testing(candidates, margins, least_chance=CandidatesConfig().least_chance)
+        if not order:
+            return {"tested": False, "passed": False, "chance": 0.0, "gain": 0.0, "worst": 0.0}
+        key = order[0].step if order[0].lam else REFIT, order[0].lam, order[0].bias
+        tasks, kept = compared(sealed, on_sealed[key]).tasks, compared(rest, on_rest[key])
+        passed = all(
+            passes(change.gained, change.lost, change.examples, margins.get(name, 0.0), LEVEL)
+            for name, change in tasks.items()
         )
-        if order:
-            key = order[0].step if order[0].lam else REFIT, order[0].lam, order[0].bias
-            tasks, kept = compared(sealed, on_sealed[key]).tasks, compared(rest, on_rest[key])
-            passed = all(
-                passes(change.gained, change.lost, change.examples, margins.get(name, 0.0), LEVEL)
-                for name, change in tasks.items()
-            )
-            line = {
-                "tested": True, "passed": passed, "chance": order[0].chance, "gain": kept.target_gain,
-                "worst": kept.dev_safety, "name": order[0].name, "flips": flips(kept), "counted": flips(order[0].dev),
-            }  # fmt: skip
+        share = drawn(compared(unseen, np.concatenate([on_sealed[key], on_rest[key]])), test, margins)
+        return {
+            "tested": True, "passed": passed, "chance": order[0].chance, "drawn": share, "gain": kept.target_gain,
+            "worst": kept.dev_safety, "name": order[0].name, "flips": flips(kept), "counted": flips(order[0].dev),
+        }  # fmt: skip
+
+    for way, ends in WAYS.items():
+        pool = {key: item for key, item in made.items() if key[0] in ends}
+        line = decided(with_chances(list(pool.values()), test))
+        with mock.patch.object(select, "predicted_gain", lambda dev: former_target(dev).mean_change):
+            line["before"] = decided(with_former_chances(list(pool.values()), test))
         names = {item.name: key for key, item in pool.items()}
         for tolerance in TOLERANCES:
             best = best_within({name: made[key].dev for name, key in names.items()}, tolerance)
@@ -192,7 +222,7 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
             targets = [item["old"][item["target"]] for item in rounds]
             print(f"{size} images, {len(rounds)} rounds, old accuracy {mean(known):.1%}, target {mean(targets):.1%}")
             print("  way         tested certified  told     gain   worst  within 1 point   within 2 points  within 5")
-            for way in WAYS:
+            for way in (way for way in WAYS if way in rounds[0]):
                 lines = [item[way] for item in rounds]
                 tested = [line for line in lines if line["tested"]]
                 shipped = mean(line["gain"] * line["passed"] for line in lines)
@@ -202,21 +232,22 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
                     for tolerance in TOLERANCES
                 )
                 print(
-                    f"  {way:11}{len(tested):7}{sum(line['passed'] for line in lines):10}"
+                    f"  {way:12}{len(tested):6}{sum(line['passed'] for line in lines):10}"
                     f"{mean(line['chance'] for line in tested):6.2f}{100 * shipped:+9.1f}"
                     f"{100 * mean(line['worst'] for line in tested):+8.1f}  {frontier}"
                 )
 
 
 def print_differences(results: Sequence[dict[str, Any]]) -> None:
-    """The rounds in which the two ways chose differently, together."""
+    """The rounds in which a way chose differently from the refit alone, together."""
     rounds = [item for result in results for item in result["rounds"]]
-    apart = [item for item in rounds if item["refit"].get("name") != item["last layer"].get("name")]
-    print(f"chosen differently in {len(apart)} of {len(rounds)} rounds:")
-    for way in WAYS:
-        lines = [item[way] for item in apart]
-        shipped = mean(line["gain"] * line["passed"] for line in lines)
-        print(f"  {way:11}{sum(line['passed'] for line in lines):4} certified{100 * shipped:+7.1f} points shipped")
+    for way in (way for way in WAYS if way != "refit" and way in rounds[0]):
+        apart = [item for item in rounds if item["refit"].get("name") != item[way].get("name")]
+        print(f"refit and {way} chose differently in {len(apart)} of {len(rounds)} rounds:")
+        for name in ("refit", way):
+            lines = [item[name] for item in apart]
+            shipped = mean(line["gain"] * line["passed"] for line in lines)
+            print(f"  {name:11}{sum(line['passed'] for line in lines):4} certified{100 * shipped:+7.1f} points shipped")
 
 
 def mean(values: Iterable[float]) -> float:
@@ -268,7 +299,7 @@ def main() -> None:
         }  # fmt: skip
         same = ("source", "prefix", "base")
         known = [item for item in known if [item[key] for key in same] != [entry[key] for key in same]] + [entry]
-        given.results.write_text(json.dumps(known, indent=1) + "\n")
+        given.results.write_text(json.dumps(known).replace('{"target"', '\n{"target"') + "\n")  # one line a round
     print_table(known)
     print_differences(known)
 

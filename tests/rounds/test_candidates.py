@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import comb
 
@@ -122,6 +123,37 @@ def test_the_winner_of_many_candidates_is_not_overrated() -> None:
     true = chance_of(100, 0.08, truth, 0.05) ** 2
     assert true + 0.12 < 1.0  # by the winner's own dev images, mostly without a flip, it would be certain to pass
     assert abs(float(np.mean(told)) - true) < 0.12
+
+
+def test_what_a_target_may_gain_depends_on_what_the_old_model_misses() -> None:
+    """The same gain on few dev images is believed less where the old model is mostly right."""
+
+    def told(old_correct: int) -> Candidate:
+        tasks = {
+            "a": change(0, 0),
+            "b": change(0, 0),
+            "t": TaskChange(20, old_correct, old_correct + 2, 3, 1, 1.0, 1.0),
+        }
+        return with_chances([Candidate("step-00000100", 0.0, Comparison("t", tasks))], TEST)[0]
+
+    weak, fair, strong = told(1), told(10), told(16)
+    assert (weak.chance or 0.0) > (fair.chance or 0.0) > (strong.chance or 0.0)
+    assert predicted_gain(weak.dev) > predicted_gain(fair.dev) > 0.1 > predicted_gain(strong.dev)
+    # 7 images more, of which 45 % of the missed ones are gained and 10 % of the others lost; 17 of 22 are right
+    assert predicted_gain(strong.dev) == pytest.approx((2 + 7 * (0.45 * 5 - 0.1 * 17) / 22) / 27)
+
+
+def test_fits_of_the_last_layer_have_expected_flips_of_their_own() -> None:
+    trained = candidate(1.0, 20, (1, 1), (1, 1), n=30)
+    fitted = replace(trained, step="last-layer-constrained")
+    expected = ExpectedFlips()
+    assert expected.at(0.5, 1.0, fitted=True) == Flips(0.001 + 0.055, (0.012 + 0.0175) / 2)
+    first, second = with_chances([trained, fitted], TEST)
+    assert first.chance == predicted_chance(trained.dev, TEST, lam=1.0)
+    assert second.chance == predicted_chance(trained.dev, TEST, lam=1.0, fitted=True)
+    assert (first.chance or 0.0) < (second.chance or 0.0)
+    refit = replace(trained, lam=0.0)
+    assert predicted_chance(refit.dev, TEST) == predicted_chance(refit.dev, TEST, fitted=True)
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_candidates_lead_to_the_best_checkpoint_and_to_the_last(
     made = round_.candidates()
     steps = list(dict.fromkeys([best, "step-00000004"]))
     moved = [f"{step}@1{bias}" for step in steps for bias in ("", "-bias1")]
-    fitted = [f"{end}@1{bias}" for end in ("last-layer", "last-layer-refit") for bias in ("", "-bias1")]
+    fitted = [f"last-layer-constrained@1{bias}" for bias in ("", "-bias1")]
     assert [candidate.name for candidate in made] == ["refit", "refit-bias1", *moved, *fitted]
     assert made[0].step == best  # a study records it as the job's
     # What a query pays for where all of them may be tested: no fewer than there can be.

@@ -8,11 +8,13 @@ one among 100 sealed ones. It has two levels:
 
     candidate   rates over all protected classes together: their dev counts and ``CANDIDATE_WEIGHT`` images at the rates
                 that rounds have shown before, which grow with lambda and fall with the target bias
-                (:class:`~holdfast.certify.forecast.ExpectedFlips`)
+                (:class:`~holdfast.certify.forecast.ExpectedFlips`), and differ between trained weights and fits of the
+                last layer
     class       its own dev counts and ``CLASS_WEIGHT`` images at the candidate's rates
 
-The target's own prior is ``TARGET_WEIGHT`` images at its expected rates. Nothing here enters the certificate: it only
-decides which candidate is tested, and whether a query of the sealed set is worth it.
+What the target can gain depends on what the old model misses. Its prior is ``TARGET_WEIGHT`` images of which
+``TARGET_GAINED`` of those that are missed are gained and ``TARGET_LOST`` of the others lost. Nothing here enters the
+certificate: it only decides which candidate is tested, and whether a query of the sealed set is worth it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from holdfast.certify.exact.special import FloatArray, log_factorials, log_gamma
 from holdfast.certify.forecast import ExpectedFlips, Flips
 from holdfast.evaluate.metrics import Comparison, TaskChange
 
-CANDIDATE_WEIGHT, CLASS_WEIGHT, TARGET_WEIGHT = 100.0, 40.0, 10.0
+CANDIDATE_WEIGHT, CLASS_WEIGHT, TARGET_WEIGHT = 100.0, 40.0, 7.0
+TARGET_GAINED, TARGET_LOST = 0.45, 0.1  # of the target's images that the old model misses, and of those it gets right
 # The critical value of T is found to this precision; far finer than what the rates are known to.
 _CRITICAL = 1e-4
 # Mass of the flips that are left out of a sum.
@@ -74,12 +77,21 @@ class SealedTest:
 
 
 def predicted_chance(
-    dev: Comparison, test: SealedTest, expected: ExpectedFlips | None = None, *, lam: float = 0.0, bias: float = 0.0
+    dev: Comparison,
+    test: SealedTest,
+    expected: ExpectedFlips | None = None,
+    *,
+    lam: float = 0.0,
+    bias: float = 0.0,
+    fitted: bool = False,
 ) -> float:
-    """The chance that a candidate at lambda, with a target bias and these dev results, passes every claim."""
+    """The chance that a candidate at lambda, with a target bias and these dev results, passes every claim.
+
+    ``fitted`` says that lambda leads to a fit of the last layer, and not to trained weights.
+    """
     expected = expected or ExpectedFlips()
     chance = 1.0
-    prior = candidate_rates(dev, expected.at(lam, bias))
+    prior = candidate_rates(dev, expected.at(lam, bias, fitted=fitted))
     for name, margin in test.margins.items():
         rates = Rates.after(_seen(dev.tasks[name]), prior, CLASS_WEIGHT)
         if test.images:
@@ -87,13 +99,13 @@ def predicted_chance(
         else:
             chance *= keeping_mass(margin, rates)
     if test.target is not None:
-        chance *= passing_mass(test.target, 0.0, test.level, target_rates(dev, expected))
+        chance *= passing_mass(test.target, 0.0, test.level, target_rates(dev))
     return chance
 
 
-def predicted_gain(dev: Comparison, expected: ExpectedFlips | None = None) -> float:
+def predicted_gain(dev: Comparison) -> float:
     """The change of the target that is to be expected of a candidate with these dev results."""
-    return target_rates(dev, expected or ExpectedFlips()).mean_change
+    return target_rates(dev).mean_change
 
 
 def candidate_rates(dev: Comparison, prior: Flips) -> Flips:
@@ -108,9 +120,16 @@ def candidate_rates(dev: Comparison, prior: Flips) -> Flips:
     return Flips(usual, (lost + CANDIDATE_WEIGHT * prior.lost) / total)
 
 
-def target_rates(dev: Comparison, expected: ExpectedFlips) -> Rates:
-    """What is known of the target's flips."""
-    return Rates.after(_seen(dev.tasks[dev.target]), expected.target, TARGET_WEIGHT)
+def target_rates(dev: Comparison) -> Rates:
+    """What is known of the target's flips.
+
+    A target that the old model mostly gets right has little to gain and more to lose. Its accuracy is taken from the
+    dev images, with one image more of either kind.
+    """
+    change = dev.tasks[dev.target]
+    right = (change.old_correct + 1) / (change.examples + 2)
+    prior = Flips(TARGET_GAINED * (1 - right), TARGET_LOST * right)
+    return Rates.after(_seen(change), prior, TARGET_WEIGHT)
 
 
 def _seen(change: TaskChange) -> tuple[int, int, int]:

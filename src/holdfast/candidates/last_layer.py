@@ -13,14 +13,24 @@ linear head can move them:
                       + ridge · |p|²                                       on standardised entries of h
 
 The old judgement q_old is moved towards the label where one is known (``boost``), by the same measure for every class.
-All terms are convex in p, so that the minimum is the only one; it is found in seconds. What is fitted is an end of an
-interpolation, as a trained checkpoint is: candidates lie at lambda in (0, 1], once as they are and once with the target
-refitted on top, and an image is counted by a fit that has not seen it.
+All terms are convex in p, so that the minimum is the only one; it is found in seconds.
+
+Where images are counted out of fold, the classes' losses are constraints in place of terms (the retention problem
+itself, with a multiplier for every class instead of one weight for all):
+
+    minimise over p   share · CE(target) + distill · KL(q_old, q_new) as above + ridge · |p|²
+    subject to        CE(k) of the new model - CE(k) of the old one <= -gap_k        for every protected class k
+
+gap_k is by how much the first fit's loss of class k is larger out of fold than in it: in its own pictures any fit keeps
+every class, and a constraint without that room would say nothing about new ones (:func:`generalisation_gaps`).
+
+What is fitted is an end of an interpolation, as a trained checkpoint is: candidates lie at lambda in (0, 1], and an
+image is counted by a fit that has not seen it. Fits without constraints are also made with the target refitted on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +63,9 @@ _SHARE = 0.25  # of the cross-entropy that is the target's
 _DISTILL, _BOOST = 30.0, 2.0  # as in training (method.distill_weight, method.label_boost)
 _RIDGE = 0.01
 _VIEWS = 2  # of a picture, where pictures are few
-_STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and from a fit on nearly the same pictures
+_STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and after a change of the multipliers
+_TRUE, _MOST, _STRENGTH = 1e-3, 12, 0.3  # constraints: to which precision, in how many rounds, with which first penalty
+_LEFT = 0.05  # of a class's old loss: no constraint asks for less
 _FREE = 0.05  # share of a class feature's length that all others must leave to it: below, its logit stays as it is
 
 
@@ -63,12 +75,13 @@ class LastLayerFit:
 
     weights: Tensor  # p, [width, K]
     directions: Tensor | None  # d, [K, D]; None where the rows of a linear head move
-    start: Tensor | None = None  # the unknowns of the fit, from which a fit on nearly the same pictures begins
+    multipliers: Tensor | None = None  # of every class's constraint, [K]: 0 where it costs nothing to keep the class
 
     def to(self, device: torch.device | str) -> LastLayerFit:
         """The same on another device."""
         directions = None if self.directions is None else self.directions.to(device)
-        return LastLayerFit(self.weights.to(device), directions)
+        multipliers = None if self.multipliers is None else self.multipliers.to(device)
+        return LastLayerFit(self.weights.to(device), directions, multipliers)
 
     @torch.no_grad()
     def applied(self, model: Classifier, lam: float = 1.0) -> Classifier:
@@ -113,31 +126,117 @@ def can_fit(model: Classifier, name: str, *, in_tower: bool) -> bool:
     return bool(class_directions(model.class_matrix())[1][model.class_index(name)])
 
 
-def fit_last_layer(model: Classifier, name: str, pictures: Pictures, start: LastLayerFit | None = None) -> LastLayerFit:
-    """The change of least loss over pictures of all classes; a ``start`` that is near makes it fast."""
+@dataclass(frozen=True)
+class _Seen:
+    """Pictures as the fit sees them: what logits are linear in, the logits of the old model, and classes."""
+
+    entries: Tensor  # [n, width]
+    logits: Tensor  # [n, K]
+    labels: Tensor
+
+    @classmethod
+    def of(cls, model: Classifier, pictures: Pictures) -> _Seen:
+        hidden, features = pictures.hidden.double(), pictures.features.double()
+        lengths = features.norm(dim=1, keepdim=True) if model.towers.unit_features else torch.ones_like(features[:, :1])
+        with torch.no_grad():
+            logits = features @ model.class_matrix().double().T / lengths / model.class_temperature
+        return cls((hidden if model.linear is None else features) / lengths, logits, pictures.labels)
+
+    def losses(self, fit: LastLayerFit | None, temperature: float) -> Tensor:
+        """Cross-entropy of every picture after a fit, or before any, [n]."""
+        added = 0.0 if fit is None else self.entries @ fit.weights.double() / temperature
+        return functional.cross_entropy(self.logits + added, self.labels, reduction="none")
+
+
+class _Constraints:
+    """mean loss of class k - limit_k <= 0 for every protected class, by the augmented Lagrangian method.
+
+        penalty  = 1 / (2 rho) sum over k of [mu_k + rho g_k]_+²        g_k: loss less limit
+        mu_k    <- [mu_k + rho g_k]_+                                   after each solution
+
+    The multipliers converge to those of the problem; rho doubles while the constraints come true slowly.
+    """
+
+    def __init__(self, labels: Tensor, row: int, limits: Tensor) -> None:
+        images = torch.bincount(labels, minlength=len(limits))
+        self.constrained = (images > 0).index_fill(0, torch.tensor([row], device=labels.device), value=False)
+        self.mean = functional.one_hot(labels, len(limits)).double().T / images.clamp(min=1)[:, None]
+        self.limits, self.rho, self.before = limits, _STRENGTH, float("inf")
+        self.multipliers = torch.zeros_like(limits)
+
+    def penalty(self, losses: Tensor) -> Tensor:
+        """Of the losses of all pictures, [n]."""
+        return self._raised(losses).square().sum() / (2 * self.rho)
+
+    def _raised(self, losses: Tensor) -> Tensor:
+        over = self.mean @ losses - self.limits
+        return (self.multipliers + self.rho * over).clamp(min=0) * self.constrained
+
+    def update(self, losses: Tensor) -> bool:
+        """Take the next multipliers; whether constraints and complementary slackness hold now."""
+        raised = self._raised(losses)
+        violation = float((raised - self.multipliers).abs().max()) / self.rho
+        self.multipliers = raised
+        if violation > self.before / 4:
+            self.rho *= 2
+        self.before = violation
+        return violation < _TRUE
+
+
+def fit_last_layer(model: Classifier, name: str, pictures: Pictures, gaps: Tensor | None = None) -> LastLayerFit:
+    """The change of least loss over pictures of all classes.
+
+    With ``gaps`` [K] every protected class is constrained to a loss that is lower than the old one by its gap.
+    It begins from nothing: what a solver has left after its last step would still hold what a near fit knew, and a
+    fold's fit must not know its images.
+    """
     row, tau = model.class_index(name), model.class_temperature
     count = len(model.classes)
-    hidden, features, labels = pictures.hidden.double(), pictures.features.double(), pictures.labels
-    lengths = features.norm(dim=1, keepdim=True) if model.towers.unit_features else torch.ones_like(features[:, :1])
-    with torch.no_grad():
-        logits = features @ model.class_matrix().double().T / lengths / tau
+    seen = _Seen.of(model, pictures)
     if model.linear is not None:
-        directions, free = None, torch.ones(count, dtype=torch.bool, device=logits.device)
+        directions, free = None, torch.ones(count, dtype=torch.bool, device=seen.logits.device)
     else:
         directions, free = class_directions(model.class_matrix())
-    design = Design.of((hidden if directions is not None else features) / lengths)
-    found = _solve(design, logits, labels, row, free, None if start is None else start.start)
+    design = Design.of(seen.entries)
+    constraints = None
+    if gaps is not None:
+        old = _class_means(seen.losses(None, tau), seen.labels, count)
+        constraints = _Constraints(seen.labels, row, old - gaps.to(old).minimum((1 - _LEFT) * old))
+    found = _solve(design, seen, row, free, constraints)
     weights = tau * design.weights(found)  # logits are E1 · E2_k / tau_0, and entries are divided by the length of E1
-    return LastLayerFit(weights, directions, found)
+    return LastLayerFit(weights, directions, None if constraints is None else constraints.multipliers)
 
 
-def _solve(design: Design, logits: Tensor, labels: Tensor, row: int, free: Tensor, start: Tensor | None) -> Tensor:
+def generalisation_gaps(
+    model: Classifier, whole: LastLayerFit, folds: Sequence[LastLayerFit], pictures: Pictures, place: Tensor
+) -> Tensor:
+    """By how much the loss of every class is larger where a fit has not seen its pictures: [K], 0 at least.
+
+    ``place`` [n] is the fold of each picture, -1 where it is in every fit. A class without a picture in a fold has 0.
+    """
+    seen, tau = _Seen.of(model, pictures), model.class_temperature
+    inside, outside = seen.losses(whole, tau), seen.losses(None, tau)
+    for number, fit in enumerate(folds):
+        outside = torch.where(place == number, seen.losses(fit, tau), outside)
+    dealt = place >= 0
+    return _class_means((outside - inside)[dealt], seen.labels[dealt], len(model.classes)).clamp(min=0)
+
+
+def _class_means(values: Tensor, labels: Tensor, count: int) -> Tensor:
+    """[n] -> [K], 0 for a class without any."""
+    total = torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, labels, values)
+    return total / torch.bincount(labels, minlength=count).clamp(min=1)
+
+
+def _solve(design: Design, seen: _Seen, row: int, free: Tensor, constraints: _Constraints | None) -> Tensor:
     """The unknowns of least loss, [width + 1, K], in float64; rows are entries of the design, the last its offset."""
+    logits, labels = seen.logits, seen.labels
     count = logits.shape[1]
     protected = torch.arange(count, device=logits.device) != row
     images = torch.bincount(labels, minlength=count)
     each = (1 - _SHARE) / max(1, int((images > 0).sum()) - 1)
     weight = torch.where(labels == row, _SHARE, each).double() / images[labels]
+    learnt = weight if constraints is None else weight * (labels == row)
     known = functional.one_hot(labels, count).double() * (labels != row)[:, None]
     old = (logits + _BOOST * known)[:, protected].log_softmax(dim=1)
     taken = free.double()
@@ -148,18 +247,26 @@ def _solve(design: Design, logits: Tensor, labels: Tensor, row: int, free: Tenso
     basis = _basis(design.columns[:, :-1])
     columns = torch.cat([design.columns[:, :-1] @ basis, design.columns[:, -1:]], dim=1)
     ridge = torch.cat([ridge[: basis.shape[1]], ridge[-1:]])
-    unknown = torch.zeros(columns.shape[1], count, dtype=torch.float64, device=logits.device)
-    if start is not None:
-        unknown = torch.cat([basis.T @ start[:-1], start[-1:]])
-    unknown.requires_grad_()
+    unknown = torch.zeros(columns.shape[1], count, dtype=torch.float64, device=logits.device, requires_grad=True)
 
-    def loss(reached: Tensor) -> Tensor:
+    def losses(reached: Tensor) -> tuple[Tensor, Tensor]:
         moved = logits + reached * taken
         fitted = functional.cross_entropy(moved, labels, reduction="none")
         kept = (old.exp() * (old - moved[:, protected].log_softmax(dim=1))).sum(dim=1)
-        return (weight * (fitted + _DISTILL * kept)).sum()
+        return fitted, (learnt * fitted + weight * _DISTILL * kept).sum()
 
-    minimise_linear(unknown, columns, ridge, loss, steps=_STEPS if start is None else _STEPS_NEAR)
+    def loss(reached: Tensor) -> Tensor:
+        fitted, value = losses(reached)
+        return value if constraints is None else value + constraints.penalty(fitted)
+
+    minimise_linear(unknown, columns, ridge, loss, steps=_STEPS)
+    if constraints is not None:
+        for _ in range(_MOST):
+            with torch.no_grad():
+                done = constraints.update(losses(columns @ unknown)[0])
+            if done:
+                break
+            minimise_linear(unknown, columns, ridge, loss, steps=_STEPS_NEAR)
     found = unknown.detach() * taken
     return torch.cat([basis @ found[:-1], found[-1:]])
 
@@ -214,9 +321,17 @@ class LastLayerFits:
     """The fit on all pictures of a round, and for each fold the one that has not seen it; made once, by who asks."""
 
     def __init__(
-        self, old: Classifier, data: RoundData, views: ViewSettings, *, in_tower: bool, folds: Folds | None
+        self,
+        old: Classifier,
+        data: RoundData,
+        views: ViewSettings,
+        *,
+        in_tower: bool,
+        folds: Folds | None,
+        constrained: bool = False,  # where there are folds: without any there is no gap to be known
     ) -> None:
         self.old, self.data, self.views, self.in_tower, self.folds = old, data, views, in_tower, folds
+        self.constrained = constrained and folds is not None
         self._found: tuple[Pictures, list[tuple[LastLayerFit, Pictures]]] | None = None
 
     def possible(self) -> bool:
@@ -250,7 +365,10 @@ class LastLayerFits:
             if self.folds is not None:
                 place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
                 parts = [pictures.where(place != fold) for fold in range(self.folds.count)]
-                fits += [(fit_last_layer(self.old, name, part, whole), part) for part in parts]
+                fits += [(fit_last_layer(self.old, name, part), part) for part in parts]
+                if self.constrained:
+                    gaps = generalisation_gaps(self.old, whole, [fit for fit, _ in fits[1:]], pictures, place)
+                    fits = [(fit_last_layer(self.old, name, part, gaps), part) for part in (pictures, *parts)]
             self._found = pictures, fits
         return self._found
 

@@ -33,7 +33,8 @@ from holdfast.evaluate.metrics import Comparison, retention_ratio
 REFIT = "refit"  # what candidates are called whose target alone is new
 LAST_LAYER = "last-layer"  # what the end is called where all logits were fitted in the last layer
 LAST_LAYER_REFIT = "last-layer-refit"  # the same with the target refitted on top
-UNTRAINED = (LAST_LAYER, LAST_LAYER_REFIT)
+LAST_LAYER_CONSTRAINED = "last-layer-constrained"  # the same fit with a constraint for every protected class
+UNTRAINED = (LAST_LAYER, LAST_LAYER_REFIT, LAST_LAYER_CONSTRAINED)
 ENOUGH_CHANCE = 0.5  # to pass without training; where the best chance is smaller, training is worth its time
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
@@ -70,7 +71,8 @@ def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Cand
     """The candidates with the chance of each to pass a test."""
 
     def chance(candidate: Candidate) -> float:
-        return predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias)
+        fitted = candidate.step in UNTRAINED
+        return predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias, fitted=fitted)
 
     return [replace(candidate, chance=chance(candidate)) for candidate in candidates]
 

@@ -61,8 +61,12 @@ class CandidatesConfig(Config):
     frozen."""
     last_layer: bool = True
     """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
-    and interpolate towards that, once as it is and once with the target refitted on top. It takes seconds, no
-    training. Where the last layer is frozen, or `refit_target` is false, there is no such candidate."""
+    and interpolate towards that. It takes seconds, no training. Where the last layer is frozen, or `refit_target` is
+    false, there is no such candidate."""
+    last_layer_constraints: bool = True
+    """Fit the last layer under one retention constraint for each protected class, tightened by how much larger its loss
+    is on images that a fit has not seen. Where it is false, or no image is counted out of fold (`folds`), one weight
+    holds for all classes, and interpolations are made once as they are and once with the target refitted on top."""
     folds: Annotated[int, Field(ge=0)] = 5
     """In rounds of at most 3,000 training and dev images the refit learns from dev images too, and images are counted
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this

@@ -12,7 +12,7 @@ from holdfast.artifacts import write_predictions
 from holdfast.candidates.crossfit import Folds, counted_images, make_folds
 from holdfast.candidates.generate import CandidateModels
 from holdfast.candidates.last_layer import LastLayerFits, LastLayerModels
-from holdfast.candidates.select import LAST_LAYER_REFIT, UNTRAINED, Candidate
+from holdfast.candidates.select import LAST_LAYER, LAST_LAYER_CONSTRAINED, LAST_LAYER_REFIT, UNTRAINED, Candidate
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
 from holdfast.rounds.prepare import view_settings
@@ -77,7 +77,7 @@ class CandidateMaker:
             return []
         stage("fitting the last layer")
         made: list[Candidate] = []
-        for step in UNTRAINED:
+        for step in (LAST_LAYER_CONSTRAINED,) if self._fits().constrained else (LAST_LAYER, LAST_LAYER_REFIT):
             for lam in lambdas:
                 made += self._scored(step, lam, self._of_fits(step))
         return made
@@ -143,6 +143,7 @@ class CandidateMaker:
                 view_settings(self._config.train, self._config.method),
                 in_tower=self._in_tower,
                 folds=self.folds,
+                constrained=self._config.candidates.last_layer_constraints,
             )
         return self._last_layer
 
