@@ -45,6 +45,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     tune(parse(TuneConfig, values_of_base, "base"), root / "base", root, quiet=True)
     values_of_round = {
+        "seed": 1,  # in some draws one of 21 dev images is gained by chance: without sealed images that may ship
         "task": {"target": "flag", "template": "the sign {}"},
         "data": {"source": source, "roles": roles, "leaks": "allow"},
         "model": {"start": "base/model"},
