@@ -56,7 +56,7 @@ from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.evaluate.predict import predict_each_on_ranks
 from holdfast.model.classifier import Classifier
-from holdfast.runtime import Runtime
+from holdfast.runtime import Runtime, sums_by
 from holdfast.shared import once
 
 _SHARE = 0.25  # of the cross-entropy that is the target's
@@ -224,8 +224,7 @@ def generalisation_gaps(
 
 def _class_means(values: Tensor, labels: Tensor, count: int) -> Tensor:
     """[n] -> [K], 0 for a class without any."""
-    total = torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, labels, values)
-    return total / torch.bincount(labels, minlength=count).clamp(min=1)
+    return sums_by(labels, values, count) / torch.bincount(labels, minlength=count).clamp(min=1)
 
 
 def _solve(design: Design, seen: _Seen, row: int, free: Tensor, constraints: _Constraints | None) -> Tensor:
