@@ -45,7 +45,7 @@ def test_hours_are_steps_times_the_measured_step_in_proportion_to_its_pictures(t
     found = estimate(small(tmp_path))
     assert (found.jobs, found.steps) == (4, 8000)
     # 133 + 2 x 10 pictures are half of the 306 that were measured
-    assert found.hours == pytest.approx(8000 * 66.28e-3 / 2 / 3600)
+    assert found.hours == pytest.approx(8000 * 64.93e-3 / 2 / 3600)
     assert estimate(small(tmp_path), 9.0).hours == pytest.approx(8000 * 9e-3 / 3600)
 
 
