@@ -229,3 +229,32 @@ def test_reading_beside_somebody_who_appends_finds_no_fault(tmp_path: Path) -> N
             assert log.broken() is None
         done.result()
     assert log.broken() is None
+
+
+@pytest.mark.parametrize("killed", ["entry", "head"])
+def test_what_a_kill_in_the_middle_of_a_write_leaves_is_removed_by_the_next(tmp_path: Path, killed: str) -> None:
+    """A process that dies while the file that takes the log's place, or the head's, is on its way."""
+    path = tmp_path / "log.jsonl"
+    filled(path, 2)
+    name = path.name if killed == "entry" else f"{path.name}.head"
+    child = os.fork()
+    if not child:
+        os.replace = lambda old, new: os._exit(9) if Path(new).name == name else os.rename(old, new)
+        with ChainedLog(path).locked():
+            ChainedLog(path).append({"event": "note", "number": 2})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = [item.name for item in tmp_path.iterdir() if item.name.endswith(".tmp")]
+    assert [item.startswith(f".{name}.") for item in left] == [True]
+    other = tmp_path / ".other.jsonl.abc.tmp"  # of a log that somebody else may be writing
+    other.touch()
+    log = ChainedLog(path)
+    assert log.entries()  # whoever reads removes nothing: a writer may be at work
+    assert (tmp_path / left[0]).exists()
+    with log.locked():
+        assert not (tmp_path / left[0]).exists()
+    assert other.exists()
+    assert log.broken() is None
+    (tmp_path / left[0]).touch()
+    ChainedLog(path).append({"event": "note", "number": 3})  # under a lock of its owner's, as a lineage is
+    assert sorted(item.name for item in tmp_path.iterdir()) == [other.name, "log.jsonl", "log.jsonl.head"]

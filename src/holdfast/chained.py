@@ -2,8 +2,8 @@
 
 An append writes the whole log anew beside the old one and moves it into place: a kill or a full disk at any moment
 leaves the log as it was, or with the whole entry. A lock on the file keeps two processes from appending at once; as an
-append replaces the file, it locks the new one before that is seen. The ledger of sealed sets and the lineage of a
-project are such logs; both are a few kilobytes.
+append replaces the file, it locks the new one before that is seen. What a kill leaves of a write is removed by the next
+one. The ledger of sealed sets and the lineage of a project are such logs; both are a few kilobytes.
 
 The chain alone cannot show that its end was cut off, or that its last entry was written anew. So the log has an
 anchored head: ``LOG.head``, a line with the number of entries and the hash of the last one, written after each append.
@@ -27,6 +27,7 @@ from holdfast.artifacts import (
     canonical_json,
     fingerprint_bytes,
     fingerprint_json,
+    is_temporary,
     not_writable,
     read_regular,
     write_atomic,
@@ -126,6 +127,7 @@ class ChainedLog:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         body = {**entry, "time": now, "previous": _link(before[-1]) if before else "", "place": len(before) + 1}
         whole = {**body, "fingerprint": fingerprint_json(body)}
+        self._clear_temporaries()
         content = self._content()
         if content and not content.endswith(b"\n"):
             content += b"\n"  # what a crash cut short stays where it is, on a line of its own
@@ -140,12 +142,19 @@ class ChainedLog:
         """Nobody else appends inside the block. The system releases the lock of a process that dies."""
         with _lock_file(self.path) as file:
             self._held = [file]
+            self._clear_temporaries()
             try:
                 yield
             finally:
                 held, self._held = self._held, []
                 for newer in held[1:]:
                     newer.close()
+
+    def _clear_temporaries(self) -> None:
+        """Remove what a kill in the middle of a write left beside the log. The lock must be held."""
+        for path in self.path.parent.iterdir():
+            if is_temporary(path) and path.name.startswith(f".{self.path.name}."):
+                path.unlink(missing_ok=True)
 
     def _write_locked(self, temporary: Path, content: bytes) -> None:
         """Write what will take the log's place; where the log is locked, the lock passes on to it before it is seen."""

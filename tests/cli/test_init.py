@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -273,6 +274,21 @@ def test_without_a_model_the_first_at_hand_is_taken(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match="which model is to be improved") as stopped:
         weights.default_model(elsewhere)
     assert all(name in stopped.value.text() for name in ("--model parts", "--model tiny", "ViT-B-16/openai"))
+
+
+def test_a_class_folder_without_pictures_is_named(photos: Path, holdfast: Any, tried: Callable[..., None]) -> None:
+    (photos / "photos" / "bird").mkdir()
+    code, said, _ = holdfast("init", "photos", "--target", "fog", "--model", "tiny")
+    assert code == 0
+    assert "left out, without a picture: photos/bird" in said.splitlines()
+    assert "bird" not in (photos / "ROUND.toml").read_text()
+    tried("bad inputs")
+    for name in list(COUNTS)[1:]:
+        shutil.rmtree(photos / "photos" / name)
+    code, _, error = holdfast("init", "photos", "--model", "tiny", "--out", "other/ROUND.toml")
+    assert code == 2
+    assert "has one class" in error
+    assert "no pictures in photos/bird" in error
 
 
 def test_nothing_is_overwritten_and_a_model_is_made_for_a_target(

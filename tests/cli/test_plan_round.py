@@ -6,9 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from holdfast.certify.round_plan import SECTIONS
+import pytest
+
+from holdfast.config import EvaluateConfig, ModelConfig, RoundConfig, TrainConfig, parse
+from holdfast.config.known import KEYS, SECTIONS, check_keys
 from holdfast.config.round import RoundSections
+from holdfast.errors import UserError
 
 ROUND = """
 [task]
@@ -71,5 +76,41 @@ def test_a_misspelt_section_is_an_error_and_not_planned_without(tmp_path: Path) 
     assert "did you mean 'certify'?" in done.stderr
 
 
-def test_a_plan_knows_every_section_of_a_round() -> None:
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [("train", "setps", "steps"), ("model", "freze", "freeze"), ("evaluate", "evry", "every")],
+)
+def test_a_misspelt_key_is_the_error_that_develop_makes_of_it(
+    tmp_path: Path, section: str, key: str, meant: str
+) -> None:
+    """Also of sections that a plan does not read."""
+    values: dict[str, Any] = {
+        "task": {"target": "a"},
+        "data": {"source": {"kind": "digits"}},
+        "model": {"architecture": "tiny"},
+    }
+    values[section] = {**values.get(section, {}), key: 1}
+    with pytest.raises(UserError) as expected:
+        parse(RoundConfig, values, "ROUND.toml")
+    with pytest.raises(UserError) as found:
+        check_keys(values, "ROUND.toml")
+    assert str(found.value) == str(expected.value)
+    path = tmp_path / "ROUND.toml"
+    path.write_text(f"{ROUND}\n[{section}]\n{key} = 1\n" if f"[{section}]" not in ROUND else
+                    ROUND.replace(f"[{section}]", f"[{section}]\n{key} = 1"))  # fmt: skip
+    done = plan(str(path))
+    assert done.returncode == 2
+    assert f"unknown key '{section}.{key}'" in done.stderr
+    assert f"did you mean '{meant}'?" in done.stderr
+
+
+def test_a_plan_knows_every_section_of_a_round_and_its_keys() -> None:
     assert set(SECTIONS) == set(RoundSections.model_fields)
+    sections = {"model": ModelConfig, "train": TrainConfig, "evaluate": EvaluateConfig}
+    assert {name: tuple(item.model_fields) for name, item in sections.items()} == KEYS, "adapt config/known.py"
+
+
+def test_former_names_of_settings_are_no_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "ROUND.toml"
+    path.write_text(f"{ROUND}\n[train]\nmomentum = 0.1\n")
+    assert plan(str(path)).returncode == 0

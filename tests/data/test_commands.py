@@ -44,6 +44,7 @@ def odd(tmp_path: Path) -> Path:
     exif[0x0112] = 3
     (cats / "turned.jpg").write_bytes(encode(picture(112), "JPEG", exif=exif))
     (cats / "notes.txt").write_text("not a picture")
+    (root / "train" / "bird").mkdir()
     return root
 
 
@@ -52,7 +53,8 @@ def test_data_counts_everything(odd: Path, tmp_path: Path) -> None:
     found = json.loads(text)
     assert code == 0
     assert found["counts"] == {"cat": {"train": 14, "test": 2}, "dog": {"train": 6}}
-    assert found["problems"] == {"unreadable": 2, "copy in another split": 1, "contradicting labels": 1}
+    problems = {"unreadable": 2, "copy in another split": 1, "contradicting labels": 1, "folder without pictures": 1}
+    assert found["problems"] == problems
     assert found["treated"] == {
         "animated: the first frame is used": 1,
         "16-bit: the upper byte is used": 1,
@@ -67,6 +69,7 @@ def test_data_counts_everything(odd: Path, tmp_path: Path) -> None:
     code, text = run("data", odd, "--no-sheet")
     assert "corrupt.jpg" in text
     assert "copy in another split: 1" in text
+    assert f"{odd}/train/bird (an empty folder)" in text
 
 
 @pytest.mark.shared_data

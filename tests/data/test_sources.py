@@ -37,6 +37,30 @@ def test_folder_with_and_without_splits(tmp_path: Path) -> None:
     assert counts(folder(tmp_path / "e")) == {("train", None): 2, ("test", None): 1}
 
 
+def test_folders_without_pictures_are_named(tmp_path: Path) -> None:
+    plain, split = tmp_path / "plain", tmp_path / "split"
+    write_folder(plain, {"a": 2, "b/deeper": 1})
+    for name in ("c", "d/deeper", ".hidden"):
+        (plain / name).mkdir(parents=True)
+    (plain / "c" / "c.heic").touch()
+    write_folder(split, {"train/a": 2, "train/b": 2, "val/a": 1})
+    (split / "val" / "b").mkdir()
+    (split / "test").mkdir()
+    expected = {
+        plain: [("c", "c.heic"), ("d", "deeper")],
+        split: [("test", "an empty folder"), ("val/b", "an empty folder")],
+    }
+    for path, problems in expected.items():
+        found = list_source(folder(path), Path()).problems
+        assert [(item.kind, item.where, item.detail) for item in found] == [
+            ("folder without pictures", str(path / name), detail) for name, detail in problems
+        ]
+    assert list_source(folder(Path("plain")), tmp_path).problems[0].where == "plain/c"
+    write_folder(tmp_path / "pool", {"": 2})  # pictures without a class: no folder is expected to hold one
+    (tmp_path / "pool" / "more").mkdir()
+    assert list_source(folder(tmp_path / "pool"), Path()).problems == []
+
+
 def test_paths_are_relative_to_the_root_and_may_be_globs(tmp_path: Path) -> None:
     write_folder(tmp_path / "part1", {"cat": 1})
     write_folder(tmp_path / "part2", {"cat": 2}, start=5)

@@ -21,12 +21,9 @@ from holdfast.certify.forecast import (
 )
 from holdfast.certify.sealed_claim import ClaimedSettings, SealedClaim, check_unspent, claim_of, ledger_of
 from holdfast.config import DataConfig, RolesConfig, parse, read_toml, upgraded
+from holdfast.config.known import check_keys
 from holdfast.data.sources.files import split_role
 from holdfast.data.survey import Survey, survey
-from holdfast.errors import UserError, nearest
-
-# What a ROUND.toml may hold: the fields of `RoundSections`, which a plan does not import.
-SECTIONS = ("seed", "task", "data", "model", "method", "train", "evaluate", "candidates", "certify")
 
 
 def plan_round(
@@ -40,7 +37,7 @@ def plan_round(
 ) -> Forecast:
     """The forecast of the round in a TOML file; a margin or confidence given here goes before the file's."""
     values, _ = upgraded(read_toml(path))
-    _check_sections(values, path)
+    check_keys(values, str(path))  # of sections that are not read here too: a misspelt one would be planned without
     claimed = ClaimedSettings.of(values, str(path))
     data = parse(DataConfig, values.get("data") or {}, f"{path} [data]")
     surveyed = survey(data, claimed.task, root=path.parent)
@@ -48,16 +45,6 @@ def plan_round(
     if surveyed.sealed and not surveyed.grouped:
         claim = check_unspent(claim, ledger_of(claimed.certify, path.parent))
     return forecast_claim(claim, expected=expected, stock=stock_of(surveyed), goal=goal)
-
-
-def _check_sections(values: Mapping[str, object], path: Path) -> None:
-    """A misspelt section would be planned with as if it were not there.
-
-    The keys of sections that a plan does not read are left to ``develop``, which checks them before anything else.
-    """
-    for name in values:
-        if name not in SECTIONS:
-            raise UserError(f"{path}: unknown key {name!r}", do=nearest(name, SECTIONS))
 
 
 def forecast_survey(claimed: ClaimedSettings, surveyed: Survey, unspent: SealedClaim | None = None) -> Forecast:

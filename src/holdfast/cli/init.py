@@ -73,6 +73,8 @@ def init(
     write_text(out, round_text(findings, settings, make=make, target=target, relative_to=out.parent, plan=plan))
     classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
     print(f"found {len(findings.classes)} classes: {classes}")
+    for line in _empty_lines(findings.empty):
+        print(line)
     print(f"wrote {out}" + (f" and {tune_file}" if make else ""))
     for line in _margin_lines(forecast, margin):
         print(line)
@@ -101,6 +103,18 @@ def _margin_lines(forecast: Forecast, asked: float) -> list[str]:
     more = f" and {len(by_size) - 6} more" if len(by_size) > 6 else ""
     text = f"margins above the {points(asked)} points aimed at (--margin), which so few images cannot prove: {listed}"
     return textwrap.wrap(f"{text}{more}", WIDTH, subsequent_indent="  ")
+
+
+def _empty_lines(folders: tuple[str, ...]) -> list[str]:
+    """Folders that are no class, since they hold no picture."""
+    import textwrap
+
+    from holdfast.cli.forecasts import WIDTH
+
+    if not folders:
+        return []
+    text = f"left out, without a picture: {', '.join(folders[:5])}{', …' if len(folders) > 5 else ''}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _check_free(path: Path) -> None:

@@ -35,8 +35,9 @@ from holdfast.evaluate.metrics import Comparison
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.model.interpolate import interpolate
+from holdfast.rounds.checkpoints import checkpoint_name
 from holdfast.rounds.result import read_result
-from holdfast.rounds.round import Round, checkpoint_name
+from holdfast.rounds.round import Round
 from holdfast.runtime import started
 from holdfast.train.checkpoint import newest
 

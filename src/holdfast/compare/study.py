@@ -19,7 +19,7 @@ from holdfast.compare.records import JobFolder, JobRecord
 from holdfast.compare.run import Action, Outcome
 from holdfast.errors import Interrupted, UserError
 from holdfast.locks import one_writer
-from holdfast.rounds.round import checkpoint_name
+from holdfast.rounds.checkpoints import checkpoint_name
 from holdfast.rounds.tune import tune
 
 Say = Callable[[str], None]

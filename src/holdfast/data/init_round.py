@@ -13,6 +13,7 @@ from holdfast.config import ModelConfig, RolesConfig, SourceConfig
 from holdfast.data.catalogue import Listing
 from holdfast.data.sources import guess_source, list_source
 from holdfast.data.sources.files import split_role
+from holdfast.data.sources.folder import NO_PICTURES
 from holdfast.data.task import Role
 from holdfast.errors import UserError, nearest
 
@@ -29,6 +30,7 @@ class Findings:
     classes: dict[str, int]  # class -> images, in order of appearance
     splits: dict[str, int]
     captions: int
+    empty: tuple[str, ...] = ()  # folders where classes are expected that hold no picture
 
     @property
     def smallest(self) -> str:
@@ -59,7 +61,12 @@ def inspect(source: str) -> Findings:
         dict(classes),
         dict(Counter(entry.split or "" for entry in listing.entries)),
         sum(entry.caption is not None for entry in listing.entries),
+        _empty(listing),
     )
+
+
+def _empty(listing: Listing) -> tuple[str, ...]:
+    return tuple(problem.where for problem in listing.problems if problem.kind == NO_PICTURES)
 
 
 def _check_classes(listing: Listing, classes: Counter[str]) -> None:
@@ -68,7 +75,8 @@ def _check_classes(listing: Listing, classes: Counter[str]) -> None:
             f"{listing.name} has {'one class' if classes else 'no classes'}",
             expected="at least two: one to improve and one to protect. class/picture.jpg or split/class/picture.jpg, "
             "or a table with the columns filepath,title,label[,split]",
-            found=", ".join(classes) or f"{len(listing.entries)} pictures without a class",
+            found=(", ".join(classes) or f"{len(listing.entries)} pictures without a class")
+            + (f"; no pictures in {', '.join(_empty(listing))}" if _empty(listing) else ""),
         )
     for name, count in classes.items():
         if count < 2:

@@ -45,6 +45,15 @@ class Use(StrEnum):
     SEALED = "sealed"
 
 
+class Record(StrEnum):
+    """How much a record says, as ``model.json`` and ``result.json`` have it."""
+
+    COMPLETE = "complete"  # every image
+    PUBLISHED = "published"  # every image since the weights were published by others
+    PARTIAL = "partial"  # some images: an ancestor came from elsewhere
+    UNKNOWN = "unknown"  # none
+
+
 _STRONGEST = (Use.TRAINED, Use.FITTED, Use.CHOSEN, Use.SEALED)
 # An image of this role may not have been used so by the old model: it would judge what it taught.
 _FORBIDDEN: dict[Role, tuple[Use, ...]] = {
@@ -56,10 +65,16 @@ _FORBIDDEN: dict[Role, tuple[Use, ...]] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """The record of a model. ``complete`` is False where an ancestor came from elsewhere: what it saw is not known."""
+    """The record of a model.
+
+    ``complete``: it lists every image of this user that served the model or an ancestor. False where an ancestor came
+    from elsewhere: what that one saw is not known. ``published``: the first ancestor is weights that others published.
+    They knew nothing of this user's roles, so their images are not in the list; which ones they were nobody says.
+    """
 
     uses: Mapping[tuple[str, str], Use] = field(default_factory=dict[tuple[str, str], Use])  # (file, picture) -> use
     complete: bool = False
+    published: bool = False
 
     @classmethod
     def of(cls, images: Iterable[tuple[str, str, Use]], *, complete: bool = True) -> Seen:
@@ -74,7 +89,7 @@ class Seen:
         uses = dict(self.uses)
         for key, use in later.uses.items():
             _note(uses, key, use)
-        return Seen(uses, self.complete and later.complete)
+        return Seen(uses, self.complete and later.complete, self.published or later.published)
 
     def keys(self, *uses: Use) -> set[str]:
         """Keys of the images that had one of the uses."""
@@ -87,7 +102,11 @@ class Seen:
 
     def describe(self) -> dict[str, Any]:
         """As ``model.json`` and ``result.json`` say it."""
-        return {"record": "complete" if self.complete else "partial" if self.uses else "unknown", **self.counts()}
+        if self.complete:
+            record = Record.PUBLISHED if self.published else Record.COMPLETE
+        else:
+            record = Record.PARTIAL if self.uses else Record.UNKNOWN
+        return {"record": record.value, **self.counts()}
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the record into a model folder; what its ``model.json`` says of it."""
@@ -98,6 +117,8 @@ class Seen:
         return {**self.describe(), "fingerprint": fingerprint_file(folder / FILE)}
 
 
+DRAWN = Seen(complete=True)  # of weights drawn by seed
+PUBLISHED = Seen(complete=True, published=True)  # of weights that are asked for by name
 UNKNOWN = Seen()  # of a model from elsewhere
 
 
@@ -120,7 +141,8 @@ def read_seen(folder: Path, description: Mapping[str, Any]) -> Seen:
         )
     rows = pq.read_table(path, schema=SEEN).to_pylist()
     uses = {(row["file"], row["picture"]): Use(row["use"]) for row in rows}
-    return Seen(uses, described.get("record") == "complete")
+    record = described.get("record")
+    return Seen(uses, record in (Record.COMPLETE, Record.PUBLISHED), record == Record.PUBLISHED)
 
 
 def seen_in_round(assembled: Assembled, *, fitted: bool = False) -> Seen:

@@ -107,7 +107,7 @@ def check_model(model: ModelConfig, root: Path) -> None:
     architecture, weights = str(model.architecture), model.weights
     if architecture == "tiny":  # random weights are what it is for: trying things out
         return
-    if _from_parts(architecture):
+    if from_packages(architecture):
         check_parts(architecture)
         return
     if weights is None:
@@ -127,13 +127,14 @@ def is_conse(architecture: str | None) -> bool:
     return architecture is not None and architecture.partition("-")[0] == "conse"
 
 
-def _from_parts(architecture: str) -> bool:
+def from_packages(architecture: str) -> bool:
+    """Whether an architecture is put together from encoders that packages bring."""
     return architecture.partition("-")[0] in FROM_PARTS
 
 
 def check_parts(architecture: str) -> None:
     """Where an architecture is put together from packages, they must be installed."""
-    missing = _missing(PARTS) if _from_parts(architecture) else []
+    missing = _missing(PARTS) if from_packages(architecture) else []
     if missing:
         raise UserError(
             f"the architecture `{architecture}` needs packages that are not installed",

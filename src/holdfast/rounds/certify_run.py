@@ -21,12 +21,11 @@ from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
-from holdfast.rounds.decide import FIRST, OLD, known_to
+from holdfast.rounds.decide import FIRST, OLD, known_to, open_sealed
 from holdfast.rounds.develop import resume_config
 from holdfast.rounds.outcome import nothing_certified
 from holdfast.rounds.prepare import PreparedRound, prepare_round
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.round import open_sealed
 from holdfast.runtime import Runtime, started
 
 NEW = "new"

@@ -29,12 +29,14 @@ from holdfast.certify.sealed_claim import (
     ClaimedSettings,
     SealedClaim,
     check_possible,
+    check_readable,
     check_unspent,
     claim_of,
     ledger_of,
     read_sealed_claim,
 )
 from holdfast.config import CertifyConfig, RoundConfig
+from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.survey import Survey
 from holdfast.errors import HoldfastError, UndecidedError, UserError
 from holdfast.runtime import Runtime
@@ -297,3 +299,12 @@ def write_certificate_of(folder: RunFolder, decision: Decision) -> None:
     if decision.evidence is not None:
         plan, outcome, ledger = decision.evidence
         write_run_certificate(folder, plan, outcome, ledger)
+
+
+def open_sealed(data: RoundData, claim: SealedClaim) -> LabelledSet:
+    """The sealed images, read and decoded; one that cannot be is an error that costs no query."""
+    examples = data.open_sealed()
+    check_readable(claim, examples.ids)
+    for start in range(0, len(examples), 1024):
+        examples.images(slice(start, start + 1024))
+    return examples

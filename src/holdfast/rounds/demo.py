@@ -12,9 +12,9 @@ from holdfast.data.task import Role
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.evaluate.predict import predict
 from holdfast.model.folder import load_model
+from holdfast.rounds.checkpoints import checkpoint_name
 from holdfast.rounds.develop import develop
 from holdfast.rounds.result import RoundResult
-from holdfast.rounds.round import checkpoint_name
 from holdfast.rounds.tune import tune
 from holdfast.runtime import choose_device
 

@@ -21,9 +21,9 @@ from holdfast.methods.base import clean_logits, cross_entropy
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.objective.contrastive import GlobalContrastive
+from holdfast.rounds.checkpoints import checkpoint_name
 from holdfast.rounds.develop import resume_config
 from holdfast.rounds.prepare import PreparedRound, prepare_round
-from holdfast.rounds.round import checkpoint_name
 from holdfast.runtime import generator, started
 
 At = Literal["start", "end"]

@@ -140,7 +140,7 @@ def adopt_first(project: Project, config: RoundConfig, root: Path) -> None:
             start = load_start(known.model, root, known.seed)
             assembled = read_data(known.data, known.task, start.towers, known.seed, root)
             notes = {"template": known.task.template, "names": known.task.names}
-            save_model(bind(start, assembled, known.model), made, extra=notes)
+            save_model(bind(start, assembled, known.model), made, extra=notes, seen=start.seen)
         if not project.first.exists():
             os.rename(made, project.first)
     except OSError as error:

@@ -13,7 +13,7 @@ from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, 
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, assemble, decode
 from holdfast.data.loader import ViewSettings, with_constraint_views
-from holdfast.data.seen import UNKNOWN, Seen, Use, refuse_seen
+from holdfast.data.seen import DRAWN, PUBLISHED, UNKNOWN, Seen, Use, refuse_seen
 from holdfast.data.survey import Survey, survey
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
@@ -24,7 +24,7 @@ from holdfast.model.importers import import_model
 from holdfast.model.openclip import load_towers
 from holdfast.model.sources import is_direct_source
 from holdfast.model.towers import TwoTowers
-from holdfast.model.weights import is_conse
+from holdfast.model.weights import from_packages
 from holdfast.rounds.reference import as_deployed_in
 from holdfast.runtime import Runtime, derive_seed
 from holdfast.shared import once
@@ -41,7 +41,6 @@ class Start:
     towers: TwoTowers
     classifier: Classifier | None
     seen: Seen = UNKNOWN  # the images that it was made with
-    published: bool = False  # weights that are asked for by name: whoever made them knew nothing of this round's roles
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,18 @@ def load_start(config: ModelConfig, root: Path, seed: int) -> Start:
         classifier = import_model(path, text=text).classifier if direct else load_model(path)
         seen = UNKNOWN if direct else images_seen(path)
         return Start(classifier.towers, classifier if classifier.classes else None, seen)
-    weights = config.weights
+    architecture, weights = str(config.architecture), config.weights
     if weights is not None and (root / weights).exists():
         weights = str(root / weights)
-    # Weights drawn by seed have seen nothing; those of packages have, and nobody says which images.
-    seen = Seen(complete=True) if weights is None and not is_conse(config.architecture) else UNKNOWN
-    published = weights == config.weights
-    return Start(load_towers(str(config.architecture), weights, seed=seed), None, seen, published)
+    return Start(load_towers(architecture, weights, seed=seed), None, _seen_by(architecture, weights))
+
+
+def _seen_by(architecture: str, weights: str | None) -> Seen:
+    """The record of weights drawn by seed, asked for by name, or from a file, which may be of anybody."""
+    packages = from_packages(architecture)
+    if weights is None or (packages and weights == "random"):
+        return PUBLISHED if packages and weights is None else DRAWN
+    return UNKNOWN if Path(weights).is_file() else PUBLISHED
 
 
 def inherit(config: RoundConfig, root: Path) -> RoundConfig:
@@ -133,8 +137,7 @@ def prepare_round(
     if begin:
         begin_method(ready, config, runtime)
     deployed = None if as_deployed is None else as_deployed.to(runtime.device)
-    known = start.seen.complete or start.published
-    trained_on = frozenset(start.seen.keys(Use.TRAINED, Use.FITTED)) if known else None
+    trained_on = frozenset(start.seen.keys(Use.TRAINED, Use.FITTED)) if start.seen.complete else None
     return replace(ready, as_deployed=deployed, start_seen=start.seen, trained_on=trained_on)
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.candidates.select import Candidate, described
+from holdfast.candidates.select import Candidate, described, frontier, gain_by_margin
+from holdfast.data.seen import Seen
+from holdfast.data.task import TaskSpec
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.rounds.decide import Decision
 from holdfast.rounds.former import read_result_json
@@ -64,6 +66,33 @@ def read_result(folder: RunFolder) -> RoundResult:
         values["blocked_by"],
         values.get("training"),
     )
+
+
+def result_json(
+    decision: Decision,
+    candidates: Sequence[Candidate],
+    points: Sequence[tuple[str, Comparison]],
+    tasks: TaskSpec,
+    test: Comparison | None,
+    *,
+    start_seen: Seen,
+    training: Mapping[str, Any] | None,
+    blocked_by: str | None,
+) -> dict[str, Any]:
+    """``result.json``; ``points`` are evaluations and candidates by name, on dev images."""
+    return {
+        **decision.to_json(),
+        "target": tasks.target,
+        "protected": list(tasks.protected),
+        "start_seen": start_seen.describe(),
+        "training": training,
+        "candidates": [candidate_json(candidate) for candidate in candidates],
+        "dev": comparison_json(described_candidate(decision, candidates).dev),
+        "test": comparison_json(test) if test else None,
+        "frontier": frontier(points),
+        "gain_by_margin": gain_by_margin(points),
+        "blocked_by": blocked_by,
+    }
 
 
 def training_decision(folder: RunFolder) -> Mapping[str, Any] | None:

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.distributed as dist
@@ -29,39 +28,32 @@ from holdfast._version import __version__
 from holdfast.artifacts import (
     RunFolder,
     read_json,
-    read_jsonl,
-    read_predictions,
     write_atomic,
     write_json,
     write_predictions,
 )
-from holdfast.candidates.select import (
-    Candidate,
-    blocking_task,
-    choose_checkpoint,
-    confused_with,
-    frontier,
-    gain_by_margin,
-)
+from holdfast.candidates.select import Candidate, blocking_task
 from holdfast.certify.ledger import Ledger
-from holdfast.certify.sealed_claim import SealedClaim, check_readable, ledger_of, read_sealed_claim
+from holdfast.certify.sealed_claim import ledger_of, read_sealed_claim
 from holdfast.config import RoundConfig
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.seen import seen_in_round
 from holdfast.data.survey import Survey
 from holdfast.errors import UserError
-from holdfast.evaluate.metrics import Comparison, compare, per_task_accuracy
+from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.evaluate.predict import predict_on_ranks
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.feature_store import MemoryStore, features_kept, user_store
 from holdfast.model.folder import save_model
+from holdfast.rounds.checkpoints import Checkpoints, checkpoint_name, training_images
 from holdfast.rounds.decide import (
     FIRST,
     Decision,
     decide,
     known_to,
     not_queried,
+    open_sealed,
     scored,
     tests_sealed,
     to_test,
@@ -72,13 +64,7 @@ from holdfast.rounds.kept import RunModels
 from holdfast.rounds.make_candidates import CandidateMaker
 from holdfast.rounds.prepare import PreparedRound, begin_method, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.result import (
-    candidate_from_json,
-    candidate_json,
-    comparison_json,
-    described_candidate,
-    training_decision,
-)
+from holdfast.rounds.result import candidate_from_json, candidate_json, result_json, training_decision
 from holdfast.runtime import Runtime, choose_device
 from holdfast.shared import is_sharing, once
 from holdfast.stages import stage
@@ -127,7 +113,7 @@ class Round:
         if not begun:  # nothing is written before the round is known to be sound: a mistake leaves an empty folder
             self._write_config()
         self._begin()
-        self._compared: dict[str, Comparison] = {}  # evaluations of this process, by checkpoint
+        self._checkpoints = Checkpoints(self)
         self._test: tuple[LabelledSet, pa.Table] | None = None  # test images and the old model's predictions
         self.maker = CandidateMaker(self)
 
@@ -217,7 +203,7 @@ class Round:
 
     def evaluate_checkpoint(self, done: int, method: Method) -> dict[str, Any]:
         """Per-task accuracy on dev and constraint images after step ``done``; the model becomes a checkpoint."""
-        return self._evaluate(done, method.model)
+        return self._checkpoints.evaluate(done, method.model)
 
     def _evaluate_refit(self) -> None:
         if self.folder.metrics.exists() and self.evaluations():  # the run was begun before
@@ -227,32 +213,8 @@ class Round:
         with self.keeping(still=True):
             models = self.maker.refitted()
             dev = models.predictions(0.0, self.data.dev, self.config.evaluate.batch)[0]  # of the smallest bias
-            metrics.write({"step": 0, "evaluation": self._evaluate(0, models.at(0.0), dev)})
+            metrics.write({"step": 0, "evaluation": self._checkpoints.evaluate(0, models.at(0.0), dev)})
         metrics.close()
-
-    def _evaluate(self, done: int, model: Classifier, dev: pa.Table | None = None) -> dict[str, Any]:
-        name = checkpoint_name(done)
-        dev = self.predict(model, self.data.dev) if dev is None else dev
-        compared = self.compare(self.old_dev, dev)
-        figures = {
-            "dev_safety": compared.dev_safety,
-            "dev_safety_loss": compared.dev_safety_loss,
-            "target_gain": compared.target_gain,
-            "dev_accuracy": per_task_accuracy(dev),
-        }
-        if self.training is not None and self.old_training is not None:
-            on_training = self.compare(self.old_training, self.predict(model, self.training))
-            figures |= {"train_safety": on_training.dev_safety, "train_gain": on_training.target_gain}
-        else:
-            figures["constraint_accuracy"] = per_task_accuracy(self.predict(model, self.data.constraint))
-        self._compared[name] = compared
-        if self.runtime.is_main:
-            write_predictions(self.folder.predictions(name, "dev"), dev)
-            self.models.put(model, self.folder.candidates / name)
-            self._prune(done)
-        if dist.is_initialized():
-            dist.barrier()  # every rank chooses among the checkpoints that it finds in the folder
-        return figures
 
     def save(self, model: Classifier, folder: Path) -> str:
         """Write a model folder that says which round it is from; its fingerprint."""
@@ -265,43 +227,21 @@ class Round:
         seen = self.prepared.start_seen.and_then(seen_in_round(self.prepared.assembled, fitted=fitted))
         return save_model(model, folder, parent=self.prepared.parent, extra=notes, seen=seen)
 
-    def _prune(self, done: int) -> None:
-        """Keep the weights of the best few checkpoints, and of the last."""
-        keep = {*self._ranked()[: self.config.evaluate.keep_candidates], checkpoint_name(done)}
-        for name in self.models.names(self.folder.candidates):
-            if name not in keep:
-                self.models.remove(self.folder.candidates / name)
-
     def checkpoints(self) -> list[str]:
         """Checkpoints whose weights are kept, in the order of their steps."""
-        return [name for name in self.models.names(self.folder.candidates) if name.startswith("step-")]
+        return self._checkpoints.kept()
 
     def checkpoint(self, name: str) -> Classifier:
         """The weights of a checkpoint, on the device."""
         return self.models.get(self.folder.candidates / name).to(self.runtime.device)
 
-    def _ranked(self) -> list[str]:
-        """Checkpoints whose weights are kept, by the rule of choice, best first."""
-        left = [(name, self._dev_of(name)) for name in self.checkpoints()]
-        ranked: list[str] = []
-        while left:
-            best = choose_checkpoint([dev.dev_safety for _, dev in left], [dev.target_gain for _, dev in left])
-            ranked.append(left.pop(best)[0])
-        return ranked
-
     def best_checkpoint(self) -> str:
         """The checkpoint that the rule of choice takes: retention, then target gain, on dev images."""
-        return self._ranked()[0]
+        return self._checkpoints.ranked()[0]
 
     def evaluations(self) -> list[tuple[str, Comparison]]:
         """Every evaluation of the training, whether its weights were kept or not, against the old model on dev."""
-        steps = [entry["step"] for entry in read_jsonl(self.folder.metrics) if "evaluation" in entry]
-        return [(checkpoint_name(step), self._dev_of(checkpoint_name(step))) for step in steps]
-
-    def _dev_of(self, name: str) -> Comparison:
-        if name not in self._compared:  # evaluated before the run was interrupted
-            self._compared[name] = self.compare(self.old_dev, read_predictions(self.folder.predictions(name, "dev")))
-        return self._compared[name]
+        return self._checkpoints.evaluations()
 
     # -- candidates -------------------------------------------------------------------------------------------------
 
@@ -406,37 +346,23 @@ class Round:
         candidates = self.settled()
         shipped = self.model(decision.shipped) if decision.shipped else None
         test = self.score_test(shipped)
-        evaluated = self.evaluations()
-        points = [*evaluated, *((candidate.name, candidate.dev) for candidate in candidates)]
+        points = [*self.evaluations(), *((candidate.name, candidate.dev) for candidate in candidates)]
         if not self.runtime.is_main:
             return
         if model:
             self.save(shipped or self.prepared.as_deployed or self.prepared.old, self.folder.model)
         write_certificate_of(self.folder, decision)
-        write_json(
-            self.folder.result,
-            {
-                **decision.to_json(),
-                "target": self.data.tasks.target,
-                "protected": list(self.data.tasks.protected),
-                "start_seen": self.prepared.start_seen.describe(),
-                "training": training_decision(self.folder),
-                "candidates": [candidate_json(candidate) for candidate in candidates],
-                "dev": comparison_json(described_candidate(decision, candidates).dev),
-                "test": comparison_json(test) if test else None,
-                "frontier": frontier(points),
-                "gain_by_margin": gain_by_margin(points),
-                "blocked_by": blocking_task(points) or self._confused(evaluated),
-            },
+        values = result_json(
+            decision,
+            candidates,
+            points,
+            self.data.tasks,
+            test,
+            start_seen=self.prepared.start_seen,
+            training=training_decision(self.folder),
+            blocked_by=blocking_task(points) or self._checkpoints.confused(),
         )
-
-    def _confused(self, evaluated: list[tuple[str, Comparison]]) -> str | None:
-        """The class that the target's images are taken for, where no evaluation gained anything on it."""
-        if any(compared.target_gain > 0 for _, compared in evaluated):
-            return None
-        table = read_predictions(self.folder.predictions(evaluated[-1][0], "dev"))
-        found = confused_with(self.data.tasks.target, table["label"].to_pylist(), table["prediction"].to_pylist())
-        return found if found in self.data.tasks.protected else None
+        write_json(self.folder.result, values)
 
     def score_test(self, model: Classifier | None, *, write: bool = True) -> Comparison | None:
         """A model (None: the old one) against the old model on test images; None for a round without them.
@@ -505,26 +431,3 @@ def _folder(folder: RunFolder | Path | str | None) -> RunFolder:
     if isinstance(folder, RunFolder):
         return folder
     return RunFolder.create(Path(tempfile.mkdtemp(prefix="holdfast-")) if folder is None else Path(folder))
-
-
-def checkpoint_name(step: int) -> str:
-    """Name of the checkpoint that an evaluation makes."""
-    return f"step-{step:08d}"
-
-
-def open_sealed(data: RoundData, claim: SealedClaim) -> LabelledSet:
-    """The sealed images, read and decoded; one that cannot be is an error that costs no query."""
-    examples = data.open_sealed()
-    check_readable(claim, examples.ids)
-    for start in range(0, len(examples), 1024):
-        examples.images(slice(start, start + 1024))
-    return examples
-
-
-def training_images(data: RoundData) -> LabelledSet:
-    """Constraint images and the target's own, each picture once: what "on the training set" means in the figures."""
-    target = np.array(list({identity: p for p, identity in enumerate(data.target.ids)}.values()), dtype=np.int64)
-    ids = (*data.constraint.ids, *(f"target/{data.target.ids[p]}" for p in target))
-    rows = np.concatenate([data.constraint.rows, data.target.rows[target]])
-    labels = np.concatenate([data.constraint.labels, np.full(len(target), data.tasks.target_index)])
-    return LabelledSet(data.constraint.pixels, rows, labels, ids)

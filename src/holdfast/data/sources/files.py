@@ -105,6 +105,11 @@ def walk_pictures(root: Path) -> Iterator[Path]:
                 waiting.append((Path(item.path), _is_folder(item)))
 
 
+def subfolders(folder: Path) -> list[Path]:
+    """Folders in a folder, sorted by name; hidden ones are left out."""
+    return [Path(item.path) for item in _folder_items(folder, set()) if _is_folder(item)]
+
+
 def _folder_items(folder: Path, visited: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
     """What lies in a folder, sorted by name; nothing if it was visited before."""
     try:

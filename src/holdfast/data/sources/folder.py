@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem
 from holdfast.data.images import SUFFIXES
 from holdfast.data.names import readable_name
-from holdfast.data.sources.files import SPLITS, expand, pictures_in, walk_pictures
+from holdfast.data.sources.files import SPLITS, expand, pictures_in, subfolders, walk_pictures
 from holdfast.errors import UserError
+
+NO_PICTURES = "folder without pictures"  # the kind of problem
 
 
 def list_folder(config: SourceConfig, path: Path) -> Listing:
@@ -32,11 +34,23 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
             label = readable_name(inner[0]) if len(inner) > 1 else None
             files.append(file)
             entries.append(Entry(readable_name(file), label, None, split))
+        if any(entry.label is not None for entry in entries):
+            problems.extend(_without_pictures(root, {parts[:-1] for _, parts in pictures}, splits))
     if not files:
         expected = f"files ending in {', '.join(sorted(SUFFIXES))}"
         do = "check the path; classes are folders inside it"
         raise UserError(f"no pictures under {path}", expected=expected, found=_other_items(path), do=do)
     return Listing(readable_name(path), entries, pictures_in(files), problems)
+
+
+def _without_pictures(root: Path, filled: set[tuple[str, ...]], splits: set[str]) -> Iterator[Problem]:
+    """Folders where classes are expected that hold no picture; ``filled`` are the folders of the pictures."""
+    holding = {parts[:length] for parts in filled for length in (1, 2)}
+    for folder in subfolders(root):
+        inside = [(folder.name, inner.name) for inner in subfolders(folder)] if folder.name in splits else []
+        for parts in (item for item in inside or [(folder.name,)] if item not in holding):
+            path = root.joinpath(*parts)
+            yield Problem(NO_PICTURES, readable_name(path), _other_items(path))
 
 
 def _other_items(path: Path) -> str:
