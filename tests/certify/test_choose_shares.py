@@ -29,6 +29,12 @@ def listed(images: dict[str, int], split: str | None = None) -> Catalogue:
     return Catalogue(pa.Table.from_pylist(rows, schema=catalogue_schema()), ())
 
 
+def with_other_names(images: dict[str, int], lot: str) -> Catalogue:
+    """The same catalogue, in which other names draw other roles."""
+    table, identity = listed(images).table, catalogue_schema().field("example_id")
+    return Catalogue(table.set_column(0, identity, [[f"{name} {lot}" for name in table["example_id"].to_pylist()]]), ())
+
+
 def chosen(images: dict[str, int], target: str | None = "t", margin: float = 0.05) -> ChosenPlan:
     return choose_shares(listed(images), target, proposed="t", margin=margin, confidence=0.95)
 
@@ -99,6 +105,18 @@ def test_many_uneven_classes_are_not_named_one_by_one() -> None:
     assert len(plan.roles.by_class) <= MOST_NAMED + 1  # and the target
 
 
+def test_of_many_small_classes_none_is_left_without_images_to_choose_by() -> None:
+    """Too many to name draw too few dev images at the level that seals most: they choose by more, and few are named."""
+    images = {f"c{number}": 25 for number in range(60)} | {"t": 60}
+    for lot in range(2):
+        one = with_other_names(images, str(lot))
+        plan = choose_shares(one, "t", proposed="t", margin=0.05, confidence=0.95)
+        counts = count_roles(assign(one, list(images), plan.roles))
+        assert min(found.get(role, 0) for found in counts.values() for role in ("dev", "sealed", "train")) >= 1, lot
+        assert len(plan.roles.by_class) <= MOST_NAMED + 1
+        assert plan.roles.sealed == LEVELS[-1].sealed
+
+
 def test_without_a_target_there_is_one_margin_that_suits_every_class() -> None:
     plan = chosen({**even(100), "a": 60}, target=None, margin=0.02)
     assert isinstance(plan.margin, float)
@@ -127,11 +145,9 @@ def test_given_shares_are_kept() -> None:
 
 def test_a_class_that_draws_too_few_dev_images_still_seals_most_of_its_images() -> None:
     images = {**even(60), "a": 30}
-    table, identity = listed(images).table, catalogue_schema().field("example_id")
     found = 0
     for lot in range(40):
-        names = [f"{name} {lot}" for name in table["example_id"].to_pylist()]  # other names draw other roles
-        one = Catalogue(table.set_column(0, identity, [names]), ())
+        one = with_other_names(images, str(lot))
         plan = choose_shares(one, "t", proposed="t", margin=0.05, confidence=0.95)
         counts = count_roles(assign(one, list(images), plan.roles))["a"]
         assert min(counts.get(role, 0) for role in ("dev", "sealed", "train")) >= 2

@@ -36,7 +36,8 @@ MOST_OF_TARGET = 3
 # Where the sealed images show the target's gain with a smaller chance than this, it is not claimed.
 LEAST_CHANCE = 0.6
 UNCLAIMED = 1  # the level of a target whose gain is not claimed
-# Classes with shares of their own; where more need them, all classes get the same.
+# Classes with shares of their own; where more need them, all classes get the same, but for those that these would leave
+# without enough images.
 MOST_NAMED = 8
 # Where chance draws a class fewer dev images than LEAST asks for, the same level is tried with this share of them: the
 # next lower level would seal far fewer images, and a margin rests on those.
@@ -106,7 +107,7 @@ def _smallest_shares(
     if chance(target, places[target]) < LEAST_CHANCE:
         more = place(target, levels[-1])
         places[target] = more if chance(target, more) >= LEAST_CHANCE else place(target, UNCLAIMED)
-    return _roles(places, {name: drawn[tried][name].level for name, tried in places.items()}, target)
+    return _roles(catalogue, places, {name: drawn[tried][name].level for name, tried in places.items()}, target)
 
 
 @dataclass(frozen=True)
@@ -165,18 +166,27 @@ def _place(drawn: Sequence[Mapping[Role, int]], reached: Sequence[bool], most: i
     return enough[0] if enough else max(usable, key=lambda place: (drawn[place][Role.SEALED], -place))
 
 
-def _roles(places: Mapping[str, int], levels: Mapping[str, Level], target: str) -> RolesConfig:
+def _roles(catalogue: Catalogue, places: Mapping[str, int], levels: Mapping[str, Level], target: str) -> RolesConfig:
     """The level that most classes need, and shares of their own for the others."""
     protected = [place for name, place in places.items() if name != target]
     counted = Counter(protected)
-    general = max(counted, key=lambda place: (counted[place], place))
-    others = {name: level for name, level in levels.items() if level != LEVELS[general]}
+    general = LEVELS[max(counted, key=lambda place: (counted[place], place))]
+    others = {name: level for name, level in levels.items() if level != general}
     if len(others.keys() - {target}) > MOST_NAMED:  # too many to name: all seal what the smallest needs
-        general = max(protected)
-        others = {target: levels[target]} if levels[target] != LEVELS[general] else {}
+        general, short = _for_all(catalogue, LEVELS[max(protected)], target)
+        others = {name: levels[name] for name in (*short, target) if levels[name] != general}
     named = {name: ClassShares(sealed=level.sealed, dev=level.dev) for name, level in others.items()}
     test = LEVELS[0].test if max(places.values()) == 0 else 0.0
-    return RolesConfig(sealed=LEVELS[general].sealed, dev=LEVELS[general].dev, test=test, by_class=named)
+    return RolesConfig(sealed=general.sealed, dev=general.dev, test=test, by_class=named)
+
+
+def _for_all(catalogue: Catalogue, level: Level, target: str) -> tuple[Level, list[str]]:
+    """A level for all classes, with more dev images where that suits more of them; protected ones that draw too few."""
+    found: list[tuple[Level, list[str]]] = []
+    for tried in dict.fromkeys((level, replace(level, dev=MORE_DEV))):
+        drawn = _drawn(catalogue, _shares(tried))
+        found.append((tried, [name for name in drawn if name != target and not _usable(drawn[name])]))
+    return min(found, key=lambda item: len(item[1]))
 
 
 def _margin(count: int, wished: float, level: float, each: float, expected: ExpectedFlips) -> float:
