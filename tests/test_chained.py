@@ -258,3 +258,22 @@ def test_what_a_kill_in_the_middle_of_a_write_leaves_is_removed_by_the_next(tmp_
     (tmp_path / left[0]).touch()
     ChainedLog(path).append({"event": "note", "number": 3})  # under a lock of its owner's, as a lineage is
     assert sorted(item.name for item in tmp_path.iterdir()) == [other.name, "log.jsonl", "log.jsonl.head"]
+
+
+def test_a_leftover_that_may_not_be_removed_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that many write each may remove what is his own; a query whose result is lost would be spent."""
+    log = filled(tmp_path / "log.jsonl", 1)
+    left = tmp_path / ".log.jsonl.abc.tmp"
+    left.touch()
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path == left:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with log.locked():
+        log.append({"event": "note", "number": 1})
+    assert len(log.entries()) == 2
+    assert left.exists()

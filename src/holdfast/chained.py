@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -154,7 +154,8 @@ class ChainedLog:
         """Remove what a kill in the middle of a write left beside the log. The lock must be held."""
         for path in self.path.parent.iterdir():
             if is_temporary(path) and path.name.startswith(f".{self.path.name}."):
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # another user's, in a folder that many write: it stays, and does no harm
+                    path.unlink()
 
     def _write_locked(self, temporary: Path, content: bytes) -> None:
         """Write what will take the log's place; where the log is locked, the lock passes on to it before it is seen."""
