@@ -293,6 +293,12 @@ def test_certify_run_takes_up_a_look_without_a_result(root: Path, monkeypatch: p
     assert queries(root) == 1
 
 
+def test_certify_run_computes_nothing_that_only_training_needs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    develop(settings(certify={"look": False}), root / "run", root, quiet=True)
+    monkeypatch.setattr("holdfast.rounds.prepare.begin_method", lambda *_: pytest.fail("old losses for nothing"))
+    assert certify_run(root / "run")["verdict"] == "certified"
+
+
 # -- folders ----------------------------------------------------------------------------------------------------------
 
 

@@ -98,5 +98,5 @@ class _Models:
 @contextmanager
 def _prepared(run: RunFolder, config: RoundConfig, root: Path, plan: SealedClaim) -> Generator[_Models]:
     with started(config.train.device) as runtime:
-        ready = prepare_round(config, root, runtime)
+        ready = prepare_round(config, root, runtime, begin=False)  # nothing is trained: no old losses
         yield _Models(run, config, root, ready, open_sealed(ready.assembled.data, plan), runtime)
