@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.artifacts import RunFolder
 from holdfast.config import TrainConfig
-from holdfast.data.loader import ViewSettings
+from holdfast.data.loader import ViewSettings, with_constraint_views
 from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError
 from holdfast.methods import build_method
@@ -116,8 +116,9 @@ def plan_of(name: str, **changes: Any) -> TrainSpec:
 def run(
     name: str, runtime: Runtime, folder: Path | None = None, die_after: int | None = None, **changes: Any
 ) -> Method:
-    """A whole run; with ``die_after``, rank 1 kills itself after that step."""
-    data = round_data()
+    """A whole run; with ``die_after``, rank 1 kills itself after that step. Constraint images have fixed views."""
+    spec = plan_of(name, **changes)
+    data = with_constraint_views(round_data(), spec.views, spec.config.constraint_views, spec.seed)
     method = method_of(name, data)
 
     def evaluate(done: int, method: Method) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def run(
         return {"checksum": sum(float(parameter.detach().sum()) for parameter in method.model.parameters())}
 
     run_folder = None if folder is None else RunFolder(folder)
-    train(method, data, plan_of(name, **changes), runtime, run_folder, evaluate)
+    train(method, data, spec, runtime, run_folder, evaluate)
     return method
 
 
