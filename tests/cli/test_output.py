@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from holdfast.certify.report import advice, report
 from holdfast.cli.export import export
 from holdfast.cli.forecasts import print_refit
 from holdfast.cli.verdicts import print_outcome, print_plan, print_report
+from holdfast.cli.verify import _say  # pyright: ignore[reportPrivateUsage]
 from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.report.content import read_run
 from holdfast.report.evidence import sealed_evidence
@@ -320,3 +322,19 @@ def test_export_says_where_it_wrote_the_old_model(
     monkeypatch.setattr("holdfast.model.folder.model_folder", lambda path: path)
     export(run, tmp_path / "out")
     assert ("it is the old model" in capsys.readouterr().out) == (sealed == "failed")
+
+
+def test_verify_breaks_lines_between_words_and_never_a_path_or_a_hash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, digest = "runs/first-fog-certificate/predictions/old-sealed.parquet", f"sha256:{'a' * 64}"
+    line = f"  checked      predictions of the old model, one word after another: {path} is {digest}"
+    _say(line, " " * 15)
+    assert capsys.readouterr().out == f"{line}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 24)))
+    _say(line, " " * 15)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(item.strip() for item in lines) == line.strip()
+    assert all(len(item) <= 60 or item.strip() in (path, digest) for item in lines)
+    assert len(lines) > 3

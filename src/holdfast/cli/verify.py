@@ -129,8 +129,9 @@ def verify(
 
 
 def _say(text: str, indent: str = "") -> None:
-    """A line; broken between words where people read it, whole where a program does."""
+    """A line; broken between words where people read it, whole where a program does. Paths and hashes stay whole."""
     if sys.stdout.isatty():
         columns = min(shutil.get_terminal_size().columns, 120)
-        text = "\n".join(textwrap.wrap(text, columns, subsequent_indent=indent))
+        lines = textwrap.wrap(text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        text = "\n".join(lines)
     print(text)
