@@ -56,6 +56,9 @@ def test_folders_without_pictures_are_named(tmp_path: Path) -> None:
             ("folder without pictures", str(path / name), detail) for name, detail in problems
         ]
     assert list_source(folder(Path("plain")), tmp_path).problems[0].where == "plain/c"
+    (plain / "again").symlink_to(plain / "b")  # read once, under either name
+    (plain / "loop").symlink_to(plain)
+    assert [item.detail for item in list_source(folder(plain), Path()).problems] == ["c.heic", "deeper"]
     write_folder(tmp_path / "pool", {"": 2})  # pictures without a class: no folder is expected to hold one
     (tmp_path / "pool" / "more").mkdir()
     assert list_source(folder(tmp_path / "pool"), Path()).problems == []

@@ -44,13 +44,17 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
 
 
 def _without_pictures(root: Path, filled: set[tuple[str, ...]], splits: set[str]) -> Iterator[Problem]:
-    """Folders where classes are expected that hold no picture; ``filled`` are the folders of the pictures."""
+    """Folders where classes are expected that hold no picture; ``filled`` are the folders of the pictures.
+
+    A link to a folder whose pictures were read under another name is none of them.
+    """
     holding = {parts[:length] for parts in filled for length in (1, 2)}
     for folder in subfolders(root):
         inside = [(folder.name, inner.name) for inner in subfolders(folder)] if folder.name in splits else []
         for parts in (item for item in inside or [(folder.name,)] if item not in holding):
             path = root.joinpath(*parts)
-            yield Problem(NO_PICTURES, readable_name(path), _other_items(path))
+            if next(walk_pictures(path), None) is None:
+                yield Problem(NO_PICTURES, readable_name(path), _other_items(path))
 
 
 def _other_items(path: Path) -> str:
