@@ -37,10 +37,11 @@ class CandidateModels:
         in_tower: bool,  # whether the refit may move a direction of the image tower
         folds: Folds | None = None,  # images that teach the refit and are counted out of fold
         refit_key: Hashable = None,  # all that models at lambda 0 depend on, where jobs of a study share them
+        refit: bool = True,  # False: checkpoints as they were trained, whatever the config says
     ) -> None:
         self.config, self.old, self.checkpoint, self.data = config, old, checkpoint, data
         self.views, self.runtime, self.in_tower, self.folds = views, runtime, in_tower, folds
-        self.refit_key = refit_key
+        self.refit_key, self.refit = refit_key, refit and config.refit_target
         self.refits: dict[float, CrossFit] = {}  # by lambda
         self._last: tuple[float, Classifier] | None = None  # the interpolation that was asked for last
 
@@ -49,10 +50,15 @@ class CandidateModels:
         """What is taken off the target's logit, in ascending order."""
         return sorted(set(self.config.target_bias))
 
+    @property
+    def least_bias(self) -> int:
+        """The place of the bias that is next to none."""
+        return min(range(len(self.biases)), key=lambda place: abs(self.biases[place]))
+
     def at(self, lam: float) -> Classifier:
         """The model at lambda, its target refitted where the config says so."""
         model = self._between(lam)
-        return self._fitted(lam, model).whole.applied(model) if self.config.refit_target else model
+        return self._fitted(lam, model).whole.applied(model) if self.refit else model
 
     def predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
         """What the candidates of a lambda say, one table a bias: each example by a refit that has not seen it."""

@@ -34,6 +34,7 @@ REFIT = "refit"  # what candidates are called whose target alone is new
 LAST_LAYER = "last-layer"  # what the end is called where all logits were fitted in the last layer
 LAST_LAYER_REFIT = "last-layer-refit"  # the same with the target refitted on top
 LAST_LAYER_CONSTRAINED = "last-layer-constrained"  # the same fit with a constraint for every protected class
+AS_TRAINED = "as-trained"  # marks a checkpoint whose target is not refitted
 UNTRAINED = (LAST_LAYER, LAST_LAYER_REFIT, LAST_LAYER_CONSTRAINED)
 ENOUGH_CHANCE = 0.5  # to pass without training; where the best chance is smaller, training is worth its time
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
@@ -48,6 +49,7 @@ class Candidate:
     dev: Comparison
     bias: float = 0.0  # by how much the target's logit is lowered
     chance: float | None = None  # that it passes the test on the sealed images; None: not worked out
+    as_trained: bool = False  # a checkpoint without a refit of the target, beside those with one
     recorded: str = ""  # its name in a run of an earlier version
 
     @property
@@ -57,8 +59,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``step-00000400@0.5-bias1``; ``last-layer@0.5``; ``refit-bias1`` where the target's logit alone is new."""
-        made = f"{self.step}@{self.lam:g}" if self.lam > 0 else REFIT
+        """``step-00000400@0.5-bias1``; ``step-00000400-as-trained@1``, its target not refitted; ``last-layer@0.5``;
+        ``refit-bias1`` where the target's logit alone is new."""
+        step = f"{self.step}-{AS_TRAINED}" if self.as_trained else self.step
+        made = f"{step}@{self.lam:g}" if self.lam > 0 else REFIT
         return self.recorded or made + (f"-bias{self.bias:g}" if self.bias else "")
 
     @property

@@ -56,9 +56,9 @@ class CandidatesConfig(Config):
     """Which checkpoints interpolations lead to. `best` is the one that is best on dev images as it is, by retention
     first: often an early one, which has moved least. `last` has learnt most, and retains again half way back."""
     refit_target: bool = True
-    """Refit the target's logit in every candidate, and nothing else: predictions among protected classes stay as
-    they are. It moves one direction of the image tower's last layer, or the target's head where that tower is
-    frozen."""
+    """Refit the target's logit in every candidate but checkpoints as they were trained, and nothing else: predictions
+    among protected classes stay as they are. It moves one direction of the image tower's last layer, or the target's
+    head where that tower is frozen."""
     last_layer: bool = True
     """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
     and interpolate towards that. It takes seconds, no training. Where the last layer is frozen, or `refit_target` is
@@ -72,9 +72,10 @@ class CandidatesConfig(Config):
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
     model has not seen, by its record or because its weights were published by others. 0 fits on training images
     alone."""
-    target_bias: Many[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    target_bias: Many[float] = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
-    the target less often take fewer images away from protected classes."""
+    the target less often take fewer images away from protected classes. Below 0 it is added: where protected classes
+    have room to spare, the target gains more."""
     least_chance: Annotated[float, Field(ge=0, le=1)] = 0.25
     """A candidate is tested on the sealed images only where its chance to pass, by its dev images, is at least this;
     else the old model is handed back and the sealed set stays unspent."""
@@ -91,9 +92,14 @@ class CandidatesConfig(Config):
     def largest_number(self) -> int:
         """How many candidates there are at most: those at lambda 0 are the same for every checkpoint."""
         moved = sum(lam > 0 for lam in self.lambdas)
-        ends = len(set(self.checkpoints)) + 2 * self.last_layer
-        places = moved * ends + len(self.lambdas) - moved
-        return places * len(set(self.target_bias))
+        checkpoints = len(set(self.checkpoints))
+        places = moved * (checkpoints + 2 * self.last_layer) + len(self.lambdas) - moved
+        return (places + checkpoints * self.as_trained) * len(set(self.target_bias))
+
+    @property
+    def as_trained(self) -> bool:
+        """Whether checkpoints as they were trained stand beside those with a refitted target."""
+        return self.refit_target and 1.0 in self.lambdas
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
@@ -105,6 +111,6 @@ class CandidatesConfig(Config):
             raise ValueError('checkpoints must name "best", "last" or both')
         if self.folds == 1:
             raise ValueError("folds = 1 leaves nothing to fit on: at least 2, or 0 for none")
-        if not self.target_bias or any(bias < 0 for bias in self.target_bias):
-            raise ValueError(f"target_bias {self.target_bias} must hold at least one number, and none below 0")
+        if not self.target_bias:
+            raise ValueError("target_bias must hold at least one number")
         return self

@@ -54,13 +54,18 @@ class CandidateMaker:
         """Interpolations of the old weights with a checkpoint, without those at lambda 0."""
         stage(f"making candidates from {step}")
         lambdas = [lam for lam in self._config.lambdas if lam > 0]
-        return [candidate for lam in lambdas for candidate in self._scored(step, lam, self.towards(step))]
+        made = [candidate for lam in lambdas for candidate in self._scored(step, lam, self.towards(step))]
+        if self._config.candidates.as_trained:
+            made += self._scored(step, 1.0, self.as_trained(step), as_trained=True)
+        return made
 
     def model(self, candidate: Candidate) -> Classifier:
         """The weights of a candidate."""
         with self._round.keeping(still=not candidate.is_trained):
             if candidate.step in UNTRAINED:
                 return self._of_fits(candidate.step).model(candidate.lam, candidate.bias)
+            if candidate.as_trained:
+                return self.as_trained(candidate.step).model(candidate.lam, candidate.bias)
             models = self.towards(candidate.step) if candidate.lam > 0 else self.refitted()
             return models.model(candidate.lam, candidate.bias)
 
@@ -82,7 +87,9 @@ class CandidateMaker:
                 made += self._scored(step, lam, self._of_fits(step))
         return made
 
-    def _scored(self, step: str, lam: float, models: CandidateModels | LastLayerModels) -> list[Candidate]:
+    def _scored(
+        self, step: str, lam: float, models: CandidateModels | LastLayerModels, *, as_trained: bool = False
+    ) -> list[Candidate]:
         """The candidates of one lambda."""
         stage(f"scoring candidates at lambda {lam:g} on dev images")
         round_, trained = self._round, lam > 0 and step not in UNTRAINED
@@ -91,7 +98,7 @@ class CandidateMaker:
             tables = models.predictions(lam, examples, self._config.evaluate.batch)
         made: list[Candidate] = []
         for bias, table in zip(models.biases, tables, strict=True):
-            candidate = Candidate(step, lam, round_.compare(old, table), bias)
+            candidate = Candidate(step, lam, round_.compare(old, table), bias, as_trained=as_trained)
             if round_.runtime.is_main:
                 dev = table.slice(0, len(self._data.dev))
                 write_predictions(round_.folder.predictions(candidate.name, "dev"), dev)
@@ -122,7 +129,11 @@ class CandidateMaker:
             self._models[step].refits |= self.refitted().refits
         return self._models[step]
 
-    def _models_towards(self, checkpoint: Classifier | None) -> CandidateModels:
+    def as_trained(self, step: str) -> CandidateModels:
+        """A checkpoint whose target is not refitted: it has seen no dev image."""
+        return self._models_towards(self._round.checkpoint(step), refit=False)
+
+    def _models_towards(self, checkpoint: Classifier | None, *, refit: bool = True) -> CandidateModels:
         return CandidateModels(
             self._config.candidates,
             self._round.prepared.old,
@@ -131,8 +142,9 @@ class CandidateMaker:
             view_settings(self._config.train, self._config.method),
             self._round.runtime,
             in_tower=self._in_tower,
-            folds=self.folds,
+            folds=self.folds if refit else None,
             refit_key=self._key(),
+            refit=refit,
         )
 
     def _fits(self) -> LastLayerFits:
