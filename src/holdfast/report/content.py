@@ -113,6 +113,11 @@ class RunContent:
         return [str(item) for item in self.result["protected"]]
 
     @property
+    def trained(self) -> bool:
+        """Whether any step was made: fits of the last layer need none."""
+        return any(step > 0 for step, _, _ in self.checkpoints)
+
+    @property
     def kept_old(self) -> bool:
         """Whether the old model is handed back."""
         return bool(self.result["kept_old"]) and self.verdict != "certified"
