@@ -127,3 +127,25 @@ def test_a_run_folder_is_opened_only_where_a_run_was_begun(tmp_path: Path) -> No
         RunFolder.create(tmp_path)
     with pytest.raises(UserError, match="is a file"):
         RunFolder.create(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("section", "advice"),
+    [
+        ({"task": {}}, "go on with the run that is in it: holdfast develop --resume '{run}'"),
+        ({"objective": "cross_entropy"}, "go on with the run that is in it: the command that began it, with --resume"),
+        (None, "choose another with --out"),
+    ],
+)
+def test_a_run_folder_in_use_is_answered_with_what_goes_on(
+    section: dict[str, object] | None, advice: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "notes.txt").write_text("")
+    if section is not None:
+        write_json(run / "round.json", {"seed": 0, "data": {}, "model": {}, **section})
+        write_json(run / "run.json", {})
+    with pytest.raises(UserError) as refused:
+        RunFolder.check_free(run)
+    assert refused.value.do.endswith(advice.format(run=run))

@@ -231,7 +231,7 @@ def test_only_regular_files_of_some_size_are_read_as_toml(tmp_path: Path, tried:
     for name, message in {
         "pipe.toml": "a named pipe",
         "zero.toml": "a device",
-        "folder.toml": "cannot be read",
+        "folder.toml": "is a folder",
         "large.toml": "larger than",
         "loop.toml": "cannot be read",
         "words.toml": "not a TOML file",

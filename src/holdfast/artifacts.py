@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -376,7 +377,7 @@ class RunFolder:
                 raise UserError(
                     f"the run folder {root} is not empty",
                     expected=expected,
-                    do=f"choose another with --out, or go on with the run that is in it: --resume {root}",
+                    do=f"choose another with --out{_how_to_resume(cls(root))}",
                 )
 
     @classmethod
@@ -402,6 +403,20 @@ class RunFolder:
         if folder.config.exists() or (root.is_dir() and not any(root.iterdir())):
             raise UserError(f"the run in {root} was stopped before it began", do="start it again as it was started")
         raise UserError(f"{root} is not a run folder", expected="a folder that `holdfast develop` made")
+
+
+def resume_command(root: Path) -> str:
+    """What goes on with a run of ``holdfast develop``."""
+    return f"holdfast develop --resume {shlex.quote(str(root))}"
+
+
+def _how_to_resume(folder: RunFolder) -> str:
+    """How to go on with what is in a folder, where that is a run; ``tune`` takes the settings again."""
+    if not folder.state.exists():
+        return ""
+    tuned = _is_round(folder.config) and "objective" in read_json(folder.config)
+    how = "the command that began it, with --resume" if tuned else resume_command(folder.root)
+    return f", or go on with the run that is in it: {how}"
 
 
 def _is_round(path: Path) -> bool:

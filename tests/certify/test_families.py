@@ -133,8 +133,9 @@ def test_a_claim_is_tested_on_what_is_left_with_the_count(tmp_path: Path) -> Non
     assert len(again.old) == 80
     with pytest.raises(UserError, match="spent"):
         check_unspent(claim(*range(120)), ledger)
-    with pytest.raises(UndecidedError, match="no sealed image of owl is left"):
+    with pytest.raises(UndecidedError, match="no sealed image of owl is left: the others") as refused:
         restricted(claim(*range(120), 121), ledger.admit("", claim(*range(120), 121).keys or {}))
+    assert refused.value.do.startswith("add new images of every class to the source")
     with pytest.raises(UndecidedError, match="too few sealed images"):
         check_unspent(claim(*range(120), 120, 121), ledger)
 

@@ -83,7 +83,9 @@ def test_tables_in_memory() -> None:
 
 BAD = {
     "missing column": ("task,label,old\na,a,a\n", "lacks column new"),
-    "misspelt column": ("task,lable,old,new\na,a,a,a\n", "did you mean 'lable'"),
+    "misspelt column": ("task,lable,old,new\na,a,a,a\n", "rename 'lable' to 'label'"),
+    "no line of names": ("cat,cat,cat,cat\n", "name the columns in the first line"),
+    "of one model": ("task,label,prediction\na,a,a\n", "give the files of both"),
     "no rows": ("task,label,old,new\n", "has no rows"),
     "NaN": ("task,label,old,new\na,a,a,NaN\n", "1 empty or NaN cell in column new"),
     "empty": ("task,label,old,new\na,a,a,a\n,a,a,a\n", "the first in data row 2"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from holdfast import cli
 from holdfast._version import __version__
@@ -105,7 +106,7 @@ def test_a_run_folder_that_is_not_empty_is_refused(holdfast: Any, tmp_path: Path
     (run / "precious.txt").write_text("mine")
     code, _, error = holdfast("develop", str(path), "--out", str(run))
     assert code == 2
-    assert "--resume" in error
+    assert "--resume" not in error  # there is no run to go on with
     assert (run / "precious.txt").read_text() == "mine"
 
 
@@ -125,7 +126,7 @@ def test_a_round_that_will_probably_prove_nothing_is_not_trained(
     assert all(len(line) <= 80 for line in opening.splitlines())
     assert "plan: a chance of <1 %" in opening
     words = " ".join(refusal.split())
-    for part in ("would probably prove nothing", "holdfast plan", "--anyway", "no query was spent", "more of"):
+    for part in ("would probably prove nothing", "at least 50 %", "--anyway` goes on", "no query was spent", "more of"):
         assert part in words, part
     assert not [item for item in run.glob("*") if item.name != ".lock"]
     assert not ledger.exists()
@@ -252,3 +253,35 @@ def test_paths_and_numbers_that_cannot_be_used_are_a_sentence(
     assert code == 2, error
     assert "Traceback" not in out + error
     assert len(error.strip().splitlines()) in range(1, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    {
+        "plan photos": ("photos is a folder", "name the file; for a folder of images `holdfast init` writes one"),
+        "develop photos": ("photos is a folder", "a TOML file, such as ROUND.toml"),
+        "develop TUNE.toml": ("TUNE.toml holds the settings of `holdfast tune`", "or name the round's file"),
+        "plan TUNE.toml": ("TUNE.toml holds the settings of `holdfast tune`", "expected: a ROUND.toml"),
+        "tune ROUND.toml": ("ROUND.toml is a round", "run it with `holdfast develop ROUND.toml`"),
+        "verify ROUND.toml": ("ROUND.toml is not a certificate", "name a run, such as runs/ROUND"),
+        "verify photos": ("photos holds no certificate", "name the run, such as runs/ROUND"),
+        "report ROUND.toml": ("ROUND.toml is not a folder", "name the folder, such as runs/ROUND"),
+        "report photos": ("photos is neither a run", "name the folder, such as runs/ROUND"),
+        "report nothing": ("nothing does not exist", "name the folder, such as runs/ROUND"),
+        "evaluate cones photos": ("the model cones does not exist", "did you mean `conse`?"),
+        "init photos --target cat --model tiny": ("no classes", "name the folder whose subfolders are the classes"),
+    }.items(),
+)
+def test_a_file_of_another_kind_is_called_what_it_is(
+    words: str, expected: tuple[str, ...], holdfast: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "photos" / "1.png")
+    if not words.startswith("init"):
+        (tmp_path / "ROUND.toml").write_text(ROUND)
+    (tmp_path / "TUNE.toml" if "TUNE" in words else tmp_path / "other.toml").write_text('objective = "cross_entropy"\n')
+    code, _, error = holdfast(*words.split())
+    assert code == 2
+    for part in expected:
+        assert part in error

@@ -176,7 +176,11 @@ def test_the_documented_path_ends_with_a_verdict(photos: Path, holdfast: Any) ->
         (photos / name).write_text(text)
     code, _, error = holdfast("develop", "ROUND.toml", "--out", "run")
     assert code == 2
-    assert "holdfast tune TUNE.toml --out base" in error
+    assert "make it with: holdfast tune TUNE.toml --out base" in error
+    (photos / "base").mkdir()
+    (photos / "base" / "run.json").write_text("{}")  # interrupted
+    assert "holdfast tune TUNE.toml --out base --resume" in holdfast("develop", "ROUND.toml", "--out", "run")[2]
+    shutil.rmtree(photos / "base")
     code, _, error = holdfast("tune", "TUNE.toml", "--out", "base", "--quiet")
     assert code == 0, error
     assert holdfast("plan", "ROUND.toml", "--json")[0] == 0
@@ -305,3 +309,14 @@ def test_nothing_is_overwritten_and_a_model_is_made_for_a_target(
     assert (photos / "TUNE.toml").read_text() == "mine"
     assert not (photos / "ROUND.toml").exists()
     assert holdfast("init", "photos", "--target", "dog", "--model", "tiny", "--out", "new.toml")[0] == 2
+
+
+def test_commands_to_go_on_with_can_be_pasted_and_lines_fit_a_terminal(photos: Path, holdfast: Any) -> None:
+    for name in ("rain", "calm sea"):
+        (photos / "photos" / name).rename(photos / "photos" / f"{name}, as it is seen from a harbour")
+    code, out, error = holdfast("init", "photos", "--target", "fog", "--model", "tiny", "--out", "my rounds/ROUND.toml")
+    assert code == 0, error
+    assert "  holdfast tune 'my rounds/TUNE.toml' --out 'my rounds/base'\n" in out
+    assert "  holdfast plan 'my rounds/ROUND.toml'\n" in out
+    assert "  holdfast develop 'my rounds/ROUND.toml' --out 'my rounds/run'\n" in out
+    assert max(len(line) for line in out.splitlines()) <= 80

@@ -67,9 +67,18 @@ def test_data_counts_everything(odd: Path, tmp_path: Path) -> None:
         assert sheet.size[1] == 2 * 100 + 4
         assert len(sheet.convert("RGB").getcolors(1 << 20) or []) > 100  # there are pictures on it
     code, text = run("data", odd, "--no-sheet")
+    assert " px high, median " in text
     assert "corrupt.jpg" in text
     assert "copy in another split: 1" in text
     assert f"{odd}/train/bird (an empty folder)" in text
+
+
+def test_data_says_what_it_found_before_it_draws_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = write_folder(tmp_path / "pictures", {"cat": 3})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        app(["data", str(pictures), "--sheet", str(tmp_path / "file" / "sheet.png")], standalone_mode=False)
+    assert "sizes: all 40 x 30 px" in capsys.readouterr().out
 
 
 @pytest.mark.shared_data

@@ -126,6 +126,16 @@ def test_tables(tmp_path: Path) -> None:
     ]
     with_tabs = write_table(tmp_path / "b.tsv", "filepath\ttitle\n2.jpg\ta dog, awake\n")
     assert list_source(with_tabs, Path()).entries[0].caption == "a dog, awake"
+    of_a_spreadsheet = write_table(tmp_path / "c.txt", "filepath;title;label\n2.jpg;a dog, awake;dog\n")
+    assert [(entry.label, entry.caption) for entry in list_source(of_a_spreadsheet, Path()).entries] == [
+        ("dog", "a dog, awake")
+    ]
+    for header, advice in {
+        "filpath,label": "rename 'filpath' to 'filepath'",
+        "image,class": "name the columns",
+    }.items():
+        with pytest.raises(UserError, match=advice):
+            list_source(write_table(tmp_path / "d.txt", f"{header}\n2.jpg,dog\n"), Path())
     assert with_commas.path is not None
     first = with_commas.model_copy(update={"first": 1})
     assert [entry.label for entry in list_source(first, Path()).entries] == ["cat"]

@@ -19,11 +19,13 @@ from holdfast.certify.exact.score_test import lower_bounds
 from holdfast.errors import UserError
 from holdfast.evaluate.flips import overall
 from holdfast.report.content import read_run
-from holdfast.report.html.markup import change_mark, points, tag
+from holdfast.report.html.markup import change_mark, lines, points, tag
 from holdfast.report.page import write_report
+from holdfast.report.sections.candidates import candidates_section
 from holdfast.report.sections.figures import confusion_counts
 from holdfast.report.sections.flips import run_flips
 from holdfast.report.sections.record import record_section
+from holdfast.report.sections.run import run_sections
 from holdfast.report.study import StudyContent, study_banner
 from holdfast.report.words import verdict_text
 from tests.compare.fabricated import comparison, finish, make_study
@@ -313,3 +315,28 @@ def test_a_margin_that_buys_nothing_is_said_in_a_sentence(tmp_path: Path) -> Non
     _, page = page_of(run, tmp_path / "out.html")
     assert "a larger margin would buy no more" in page.text
     assert "accepted loss on every protected task" not in page.text
+
+
+def test_the_settings_of_a_round_stand_on_lines_of_their_own(tmp_path: Path) -> None:
+    record = str(record_section(read_run(made_up_run(tmp_path / "run", margin=0.3))))
+    shown = record.partition("<pre>")[2].partition("</pre>")[0]
+    assert "&quot;target&quot;: &quot;night&quot;" in shown
+    assert "‹" not in shown
+    assert len(shown.splitlines()) > 10
+    assert lines(["a\nb", "<c>"]) == "a‹000A›b\n&lt;c&gt;"
+
+
+def test_an_expected_gain_that_rounds_to_nothing_is_no_drop(tmp_path: Path) -> None:
+    content = read_run(made_up_run(tmp_path / "run", margin=0.3))
+    listed = [replace(candidate, expected_gain=-0.0002) for candidate in content.candidates]
+    assert "▼ 0.0" not in str(candidates_section(replace(content, candidates=listed)))
+
+
+def test_a_round_without_training_shows_no_way_through_it(tmp_path: Path) -> None:
+    content = read_run(made_up_run(tmp_path / "run", margin=0.3, steps=(0,)))
+    page = Reader("".join(f"<h2>{item.title}</h2>{item.body}" for item in run_sections(content))).text
+    assert "Nothing was trained." in page
+    assert "What candidates gain and lose" in page
+    assert not any(word in page for word in ("The way through training", "Trajectory", "Dots:", "step 0:"))
+    trained = run_sections(read_run(made_up_run(tmp_path / "trained", margin=0.3)))
+    assert "The way through training" in [item.title for item in trained]

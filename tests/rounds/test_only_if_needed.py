@@ -22,7 +22,7 @@ from holdfast.report.page import write_report
 from holdfast.rounds import develop as develop_module
 from holdfast.rounds.develop import develop
 from holdfast.rounds.outcome import read_outcome
-from holdfast.rounds.result import RoundResult, training_decision
+from holdfast.rounds.result import RoundResult, points_of, training_decision
 from tests.rounds.test_last_layer import ENDS, REFITS
 from tests.rounds.test_quick import command, config
 
@@ -104,6 +104,16 @@ def test_where_it_is_not_needed_the_round_ends_as_one_without_training(
     assert ours.keys() == theirs.keys()
     same = {name for name in ours if name.endswith(("parquet", "safetensors"))} | {"metrics.jsonl"}
     assert {name for name in same if ours[name] != theirs[name]} == set()
+
+
+def test_the_model_before_any_step_is_one_point_and_not_two() -> None:
+    def seen(n: int) -> Comparison:
+        return Comparison("t", {"t": TaskChange(n, 0, n // 2, n // 2, 0, 0.0, 0.0)})
+
+    evaluations = [("step-00000000", seen(4)), ("step-00000010", seen(4))]
+    for step in ("step-00000000", "step-00000010"):  # without training, and with it
+        assert points_of(evaluations, [Candidate(step, 0.0, seen(20))]) == [evaluations[1], ("refit", seen(20))]
+    assert points_of(evaluations, [Candidate("step-00000010", 0.5, seen(4))])[0] == evaluations[0]
 
 
 def test_every_account_says_that_training_was_skipped_and_why(

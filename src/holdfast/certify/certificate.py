@@ -131,11 +131,27 @@ OLD_PREDICTIONS, NEW_PREDICTIONS = "predictions of the old model", "predictions 
 CLAIM = "claim"  # what a certificate calls the claim file among its files
 
 
+CERTIFICATE = "certificate.json"
+_WANTED = f"a JSON file of format {FORMAT}"
+_NAME_ONE = f"name a run, such as runs/ROUND, or its {CERTIFICATE}"
+
+
 def read_certificate(path: Path) -> dict[str, Any]:
     """A certificate whose own fingerprint holds, and that says all that a certificate says."""
-    certificate = read_json(path)
+    if path.name == CERTIFICATE and os.path.isdir(path.parent) and not os.path.exists(path):
+        raise UserError(
+            f"{path.parent} holds no certificate",
+            expected=f"a run that has queried its sealed images, or another folder with a {CERTIFICATE}",
+            do="name the run, such as runs/ROUND",
+        )
+    try:
+        certificate = read_json(path)
+    except UserError as error:
+        if not os.path.isfile(path):
+            raise
+        raise UserError(f"{path} is not a certificate", expected=_WANTED, found=error.found, do=_NAME_ONE) from error
     if not isinstance(certificate, dict) or certificate.get("format") != FORMAT:
-        raise UserError(f"{path} is not a certificate", expected=f"a file of format {FORMAT}")
+        raise UserError(f"{path} is not a certificate", expected=_WANTED, do=_NAME_ONE)
     body = {name: value for name, value in certificate.items() if name != "fingerprint"}
     try:
         found = fingerprint_json(body)

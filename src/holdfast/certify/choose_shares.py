@@ -83,7 +83,7 @@ def choose_shares(
         points = 100 * (expected.target.gained - expected.target.lost)
         reasons["gain"] = (
             f"That the target gains is not claimed: {counts[aimed]} sealed images would show {points:g} points with a "
-            f"chance of {gain:.0%}.",
+            f"chance of {100 * gain:.0f} %.",
         )
     return ChosenPlan(roles, own, confidence, reasons, target_gain=gain >= LEAST_CHANCE)
 

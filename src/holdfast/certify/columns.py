@@ -7,6 +7,7 @@ Names are trimmed. A whole number is the same name however its column is typed: 
 from __future__ import annotations
 
 import csv
+import difflib
 import math
 import os
 import re
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certify.exact.region import IntArray
-from holdfast.errors import UserError, nearest
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:  # a plan from numbers reads no table: pyarrow is imported where one is read
     import pyarrow as pa
@@ -117,6 +118,7 @@ def read_table(path: Path) -> pa.Table:
             f"{path} cannot be read",
             expected="CSV with a line of column names, or Parquet",
             found=(str(error).splitlines() or [repr(error)])[0][:300],
+            do="save the table as UTF-8" if isinstance(error, UnicodeDecodeError) else "",
         ) from error
 
 
@@ -134,7 +136,7 @@ def check_columns(table: pa.Table, wanted: Sequence[str], path: Path) -> None:
             f"{path} lacks {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}",
             expected=f"columns {','.join(wanted)}",
             found=",".join(table.column_names) or "no columns",
-            do=f"rename or add them; {nearest(missing[0], names)}",
+            do=_how_to_mend(missing, list(names)),
         )
     trimmed = [name.strip() for name in table.column_names]
     several = [name for name in wanted if trimmed.count(name) > 1]
@@ -142,6 +144,15 @@ def check_columns(table: pa.Table, wanted: Sequence[str], path: Path) -> None:
         raise UserError(f"{path} has several columns {several[0]}", expected="each column once")
     if len(table) == 0:
         raise UserError(f"{path} has no rows", expected="one row an image")
+
+
+def _how_to_mend(missing: Sequence[str], found: Sequence[str]) -> str:
+    """Which column is probably misspelt; one model's predictions; or a first line that is a row already."""
+    if "prediction" in found and {"old", "new"} <= set(missing):
+        return "this is what one model predicted: give the files of both, `holdfast certify OLD NEW`"
+    alike = {name: difflib.get_close_matches(name, found, n=1) for name in missing}
+    misspelt = [f"{close[0]!r} to {name!r}" for name, close in alike.items() if close]
+    return f"rename {' and '.join(misspelt)}" if misspelt else "name the columns in the first line, or add them"
 
 
 def read_column(table: pa.Table, name: str, path: Path) -> Column:

@@ -140,10 +140,11 @@ def restricted(plan: SealedClaim, admitted: Admitted) -> SealedClaim:
     left_out = admitted.counts()
     if missing:
         raise UndecidedError(
-            f"no sealed image of {', '.join(missing[:5])} is left: the others were queried before",
+            f"no sealed image of {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''} is left: the others were "
+            "queried before",
             expected="images that no earlier query was about, in whatever set they were then",
             found=f"{len(admitted.ids)} of {len(plan.ids)} sealed images are left ({_reasons(left_out)})",
-            do="seal new images of every class; no query was spent",
+            do="add new images of every class to the source, so that some are sealed; no query was spent",
         )
     kept = {task: images[task] for task in plan.images}
     ids = frozenset(item.id for item in examples)

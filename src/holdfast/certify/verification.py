@@ -95,7 +95,7 @@ def _signature(path: Path, signers: Path | None) -> Check:
         return Check("signature", True, f"by {check_signature(path, signers)}")
     if signature_path(path).exists():
         return Check("signature", False, "it is signed; say whose signature counts with --signers FILE", needed=False)
-    return Check("signature", False, "it is not signed: it shows no one who stands for it", needed=False)
+    return Check("signature", False, "it is not signed, so nobody vouches for it", needed=False)
 
 
 def _file(name: str, path: Path, at_hand: bool) -> Check:
@@ -119,7 +119,7 @@ def _claim(certificate: Mapping[str, Any], files: Mapping[str, Path], at_hand: M
     """Whether what was tested is what was written down beforehand."""
     what = "what was fixed beforehand"
     if CLAIM not in files:
-        return Check(what, False, "no claim file: nothing shows that margins came before predictions", needed=False)
+        return Check(what, False, "there is no claim file, so nothing shows that the margins came first", needed=False)
     if CLAIM not in at_hand:
         return Check(what, False, "the claim file is not at hand")
     from holdfast.certify.claim_file import read_claim_file, read_examples

@@ -91,11 +91,11 @@ def data(
         inspected = inspect_pictures(catalogue, at_most=check, progress=progress)
     problems = [*catalogue.problems, *copies(catalogue), *inspected.problems]
     counts = table_of(catalogue)
-    drawn = None if no_sheet or sheet is None else sheet
-    if drawn is not None and len(catalogue):
-        contact_sheet(catalogue, drawn)
+    drawn = None if no_sheet or sheet is None or not len(catalogue) else sheet
     if as_json:
         print(json.dumps(_as_json(config, counts, inspected, problems), ensure_ascii=False))
+        if drawn is not None:
+            contact_sheet(catalogue, drawn)
         return
     console.print(f"[bold]{escape(source)}[/bold]: {config.kind}, {len(catalogue)} examples")
     _print_counts(console, counts, "class")
@@ -103,7 +103,8 @@ def data(
         console, inspected, len(catalogue), captions=sum(c is not None for c in catalogue.column("caption"))
     )
     _print_problems(console, problems)
-    if drawn is not None and len(catalogue):
+    if drawn is not None:  # last: where it cannot be written, the rest has been said
+        contact_sheet(catalogue, drawn)
         console.print(f"example pictures: {escape(str(drawn))}")
 
 
@@ -122,16 +123,21 @@ def _print_counts(console: Console, counts: dict[str, dict[str, int]], title: st
 
 def _print_inspected(console: Console, inspected: Inspected, total: int, *, captions: int) -> None:
     if inspected.sizes:
-        widths, heights = zip(*inspected.sizes, strict=True)
-        middle = sorted(inspected.sizes, key=lambda size: size[0] * size[1])[len(inspected.sizes) // 2]
-        console.print(
-            f"sizes: {min(widths)} to {max(widths)} px wide, {min(heights)} to {max(heights)} px high, "
-            f"the middle one {middle[0]} x {middle[1]}"
-        )
+        console.print(f"sizes: {_sizes(inspected.sizes)}")
     formats = ", ".join(f"{name} {count}" for name, count in inspected.formats.most_common())
     console.print(f"opened {inspected.pictures} of {total}: {formats or 'none'}; with a caption: {captions}")
     for what, count in inspected.treated.most_common():
         console.print(f"note: {count} {what}")
+
+
+def _sizes(sizes: Sequence[tuple[int, int]]) -> str:
+    """``all 128 x 128 px``, or the range and the median by area."""
+    widths, heights = zip(*sizes, strict=True)
+    median = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
+    if len(set(sizes)) == 1:
+        return f"all {median[0]} x {median[1]} px"
+    ranges = f"{min(widths)} to {max(widths)} px wide, {min(heights)} to {max(heights)} px high"
+    return f"{ranges}, median {median[0]} x {median[1]}"
 
 
 def _print_problems(console: Console, problems: Sequence[Problem]) -> None:

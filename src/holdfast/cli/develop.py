@@ -238,12 +238,15 @@ def tune(
     from holdfast.cli.process import keep_freed_memory, leave_out_pandas
     from holdfast.cli.tables import print_accuracy
     from holdfast.config import TuneConfig, parse, read_toml
+    from holdfast.config.known import check_kind
     from holdfast.rounds.tune import tune as run
     from holdfast.runtime import speaks
 
     leave_out_pandas()
     keep_freed_memory()
-    config = parse(TuneConfig, read_toml(tune_file), str(tune_file))
+    values = read_toml(tune_file)
+    check_kind(values, str(tune_file), tuning=True)
+    config = parse(TuneConfig, values, str(tune_file))
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     folder = out or Path("runs") / tune_file.stem

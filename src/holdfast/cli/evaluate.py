@@ -69,6 +69,7 @@ def evaluate(
     from holdfast.runtime import choose_device
 
     with stages_shown():
+        _check_there(model)
         place = choose_device(device)
         folder = None if is_conse(str(model)) and not model.exists() else model_folder(model)
         stage("loading the model")
@@ -106,6 +107,21 @@ def evaluate(
         print(json.dumps({"model": model_id, "out": str(out), **_numbers(scores)}))
     else:
         _print(scores, out)
+
+
+def _check_there(model: Path) -> None:
+    import os
+    from difflib import get_close_matches
+
+    from holdfast.model.weights import is_conse
+
+    if not os.path.exists(model) and not is_conse(str(model)):
+        alike = get_close_matches(str(model), ["conse"])
+        raise UserError(
+            f"the model {model} does not exist",
+            expected="a model folder, a run that holds one, or `conse`",
+            do="did you mean `conse`?" if alike else "check the path",
+        )
 
 
 def _load(folder: Path | None, architecture: str) -> Classifier:

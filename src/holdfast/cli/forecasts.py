@@ -79,7 +79,7 @@ def opening_lines(found: Forecast) -> list[str]:
     end = ["class by class: holdfast plan ROUND.toml"] if found.advice else []
     lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
     for item in found.advice:  # as many as have room, the best first
-        more = textwrap.wrap(f"{percent(item.chance):>5} with: {item.text}", WIDTH, subsequent_indent=" " * 7)
+        more = textwrap.wrap(f"{percent(item.chance)} with: {item.text}", WIDTH, subsequent_indent="  ")
         if len(lines) + len(more) + len(end) > MOST_LINES:
             break
         lines += more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,9 +72,7 @@ def init(
     if make is not None and target is not None:
         write_text(tune_file, tune_text(findings, make, target, relative_to=out.parent, plan=plan))
     write_text(out, round_text(findings, settings, make=make, target=target, relative_to=out.parent, plan=plan))
-    classes = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
-    print(f"found {len(findings.classes)} classes: {classes}")
-    for line in _empty_lines(findings.empty):
+    for line in [*_class_lines(findings), *_empty_lines(findings.empty)]:
         print(line)
     print(f"wrote {out}" + (f" and {tune_file}" if make else ""))
     for line in _margin_lines(forecast, margin):
@@ -83,10 +82,14 @@ def init(
     if target is None:
         print(f"  say in {out} which class is the target")
     if make is not None:
-        print(f"  holdfast tune {tune_file} --out {out.parent / 'base'}")
-    print(f"  holdfast plan {out}")
-    beside = "" if out.parent == Path() else f" --out {out.parent / 'run'}"  # default: runs/ROUND, here
-    print(f"  holdfast develop {out}{beside}")
+        _print_command("tune", tune_file, "--out", out.parent / "base")
+    _print_command("plan", out)
+    beside = () if out.parent == Path() else ("--out", out.parent / "run")  # default: runs/ROUND, here
+    _print_command("develop", out, *beside)
+
+
+def _print_command(*words: str | Path) -> None:
+    print("  " + shlex.join(["holdfast", *map(str, words)]))
 
 
 def _margin_lines(forecast: Forecast, asked: float) -> list[str]:
@@ -103,6 +106,17 @@ def _margin_lines(forecast: Forecast, asked: float) -> list[str]:
     more = f" and {len(by_size) - 6} more" if len(by_size) > 6 else ""
     text = f"margins above the {points(asked)} points aimed at (--margin), which so few images cannot prove: {listed}"
     return textwrap.wrap(f"{text}{more}", WIDTH, subsequent_indent="  ")
+
+
+def _class_lines(findings: Findings) -> list[str]:
+    """The classes with their numbers of images."""
+    import textwrap
+
+    from holdfast.cli.forecasts import WIDTH
+
+    listed = ", ".join(f"{name} ({count})" for name, count in findings.classes.items())
+    text = f"found {len(findings.classes)} classes: {listed}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _empty_lines(folders: tuple[str, ...]) -> list[str]:

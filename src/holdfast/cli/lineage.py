@@ -28,6 +28,7 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
     from rich.text import Text
     from rich.tree import Tree
 
+    from holdfast.artifacts import resume_command
     from holdfast.cli.verdicts import print_json
     from holdfast.rounds.project import FIRST, Project
 
@@ -43,9 +44,7 @@ def log(project: ProjectFolder = Path(), as_json: Json = False) -> None:
         branches[item.name] = branches[item.parent].add(_line(item))
     console.print(tree)
     for name in opened.unfinished():
-        console.print(
-            Text(f"{name}: not finished (holdfast develop --resume {opened.folder(name).root})", style="yellow")
-        )
+        console.print(Text(f"{name}: not finished ({resume_command(opened.folder(name).root)})", style="yellow"))
     if not history:
         return
     console.print("accuracy of the model handed back, on each round's own images (▼: lost there)")

@@ -100,8 +100,10 @@ def _check(
 
 
 def _check_finished(run: Path, tracked: Tracked) -> None:
+    from holdfast.artifacts import resume_command
+
     if not tracked.outcome:
-        raise UserError(f"the run {run} is not finished", do=f"go on with: holdfast develop --resume {run}")
+        raise UserError(f"the run {run} is not finished", do=f"go on with: {resume_command(run)}")
 
 
 def _told(logged: Logged, register: str | None, alias: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import reprlib
 import tomllib
@@ -83,6 +84,12 @@ Section = TypeVar("Section", bound=Config)
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse TOML; a missing or malformed file is a :class:`UserError`."""
+    if os.path.isdir(path):
+        raise UserError(
+            f"{path} is a folder",
+            expected="a TOML file, such as ROUND.toml",
+            do="name the file; for a folder of images `holdfast init` writes one",
+        )
     try:
         text = read_regular(path, _MAX_TOML).decode("utf-8")
         if _LONG_KEY.search(text):

@@ -43,8 +43,21 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
+def check_kind(values: Mapping[str, object], where: str, *, tuning: bool = False) -> None:
+    """Refuse the settings of ``tune`` where a round is wanted, and a round where those are."""
+    if tuning and "task" in values:
+        raise UserError(f"{where} is a round", expected="a TUNE.toml", do=f"run it with `holdfast develop {where}`")
+    if not tuning and "task" not in values and "objective" in values:
+        raise UserError(
+            f"{where} holds the settings of `holdfast tune`",
+            expected="a ROUND.toml",
+            do=f"make the old model with `holdfast tune {where}`, or name the round's file",
+        )
+
+
 def check_keys(values: Mapping[str, object], where: str) -> None:
     """Refuse an unknown section, or an unknown key of a section in ``KEYS``, in the words of a strict parse."""
+    check_kind(values, where)
     _check(values, SECTIONS, "", where)
     for section, known in KEYS.items():
         found = values.get(section)

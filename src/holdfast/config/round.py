@@ -23,6 +23,7 @@ from holdfast.config.base import (
 )
 from holdfast.config.claim import CandidatesConfig, CertifyConfig
 from holdfast.config.data import DataConfig, TaskConfig, check_templates
+from holdfast.config.known import check_kind
 from holdfast.config.method import MethodConfig
 from holdfast.config.renamed import upgraded
 from holdfast.errors import UserError
@@ -263,6 +264,7 @@ def check_sections(values: dict[str, Any], where: str) -> RoundSections:
 
     A method's module imports torch, which takes seconds: whoever misspelt another key hears of it at once.
     """
+    check_kind(values, where)
     today, _ = upgraded(values)  # former names are hinted at once, when the round is read
     return parse(RoundSections, today, where)
 

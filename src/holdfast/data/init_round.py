@@ -77,6 +77,7 @@ def _check_classes(listing: Listing, classes: Counter[str]) -> None:
             "or a table with the columns filepath,title,label[,split]",
             found=(", ".join(classes) or f"{len(listing.entries)} pictures without a class")
             + (f"; no pictures in {', '.join(_empty(listing))}" if _empty(listing) else ""),
+            do="name the folder whose subfolders are the classes",
         )
     for name, count in classes.items():
         if count < 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shlex
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from holdfast.artifacts import RunFolder
 from holdfast.config import ModelConfig
 from holdfast.errors import UserError, nearest
 from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, not_a_model_folder
@@ -85,18 +87,25 @@ def default_model(beside: Path) -> FoundModel:
     )
 
 
+def _how_to_tune(folder: Path, tune_file: Path) -> str:
+    """The command that makes a model folder, or goes on making it; empty where no settings for it are there."""
+    if folder.name != "model" or not tune_file.is_file():
+        return ""
+    command = shlex.join(["holdfast", "tune", str(tune_file), "--out", str(folder.parent)])
+    begun = RunFolder(folder.parent).state.exists()
+    return f"go on with the run that makes it: {command} --resume" if begun else f"make it with: {command}"
+
+
 def check_model(model: ModelConfig, root: Path) -> None:
     """Refuse a round whose old model is not at hand, in one sentence, before anything is loaded or trained."""
     if model.start is not None:
         folder = root / model.start
         if not (folder / DESCRIPTION).is_file() and not is_direct_source(folder):
-            tuned = (root / "TUNE.toml").is_file()
             otherwise = UserError(
                 f"the old model, [model] start = {str(model.start)!r}, does not exist yet",
                 expected=f"a model folder at {folder}",
-                do="make it with: holdfast tune TUNE.toml --out base"
-                if tuned
-                else "make one with `holdfast tune` or `holdfast import`, or name an OpenCLIP architecture and its "
+                do=_how_to_tune(folder, root / "TUNE.toml")
+                or "make one with `holdfast tune` or `holdfast import`, or name an OpenCLIP architecture and its "
                 "weights",
             )
             message = f"the old model, [model] start = {str(model.start)!r}, is not a model folder"

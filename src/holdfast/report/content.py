@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from holdfast.artifacts import RunFolder
+from holdfast.artifacts import RunFolder, resume_command
 from holdfast.candidates.chance import predicted_gain
 from holdfast.candidates.select import described
 from holdfast.certify.certificate import read_certificate
@@ -113,6 +113,11 @@ class RunContent:
         return [str(item) for item in self.result["protected"]]
 
     @property
+    def trained(self) -> bool:
+        """Whether any step was made: fits of the last layer need none."""
+        return any(step > 0 for step, _, _ in self.checkpoints)
+
+    @property
     def kept_old(self) -> bool:
         """Whether the old model is handed back."""
         return bool(self.result["kept_old"]) and self.verdict != "certified"
@@ -155,7 +160,7 @@ def read_run(path: Path) -> RunContent:
         raise UserError(
             f"the run {path} is not finished",
             expected="a run with result.json",
-            do=f"go on with: holdfast develop --resume {path}",
+            do=f"go on with: {resume_command(path)}",
         )
     config, state = read_run_config(folder.config), read_run_state(folder.state)
     settings = ClaimedSettings.of(config, str(folder.config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from holdfast.artifacts import write_json, write_text
@@ -14,13 +15,15 @@ from holdfast.report.sections.banner import run_banner
 from holdfast.report.sections.run import run_sections
 from holdfast.report.study import read_study, study_banner, study_card, study_markdown, study_sections
 
+_WANTED = "the folder of a run, a study or a project, made by `holdfast develop` or `holdfast compare`"
 LARGEST = 6_000_000  # bytes of a page
 
 
 def write_report(path: Path, out: Path | None = None) -> list[Path]:
     """The page about a run, a study or a project, with its cards beside it; the files that were written."""
     if not path.is_dir():
-        raise UserError(f"{path} is not a folder", expected="a run, a study or a project")
+        is_there = "is not a folder" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{path} {is_there}", expected=_WANTED, do="name the folder, such as runs/ROUND")
     target = out or path / "report.html"
     if (path / "run.json").exists():
         return _write_run(path, target)
@@ -30,7 +33,8 @@ def write_report(path: Path, out: Path | None = None) -> list[Path]:
         return _write_study(path, target)
     raise UserError(
         f"{path} is neither a run, nor a study, nor a project",
-        expected="a folder that `holdfast develop` or `holdfast compare` made",
+        expected=_WANTED,
+        do="name the folder, such as runs/ROUND",
     )
 
 

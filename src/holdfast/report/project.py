@@ -61,9 +61,8 @@ def project_banner(content: ProjectContent) -> Markup:
     else:
         certified = sum(item.verdict == "certified" for item in shipped)
         targets = ", ".join(dict.fromkeys(item.target for item in shipped))
-        headline = (
-            f"{count(len(shipped), 'round')} changed the model, {certified} of them certified. Targets: {targets}."
-        )
+        all_of = f"{certified} of them" if certified < len(shipped) or certified == 1 else "all of them"
+        headline = f"{count(len(shipped), 'round')} changed the model, {all_of} certified. Targets: {targets}."
     dropped = [name for name in content.accuracy if (content.change(name) or 0.0) < -1e-9]
     claim = (
         f"Below the first model: {len(dropped)} of {count(len(content.accuracy), 'class', 'classes')}, "

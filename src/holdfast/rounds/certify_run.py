@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder, read_json, resume_command
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed import Candidates, ExtraBaseline, certify_candidates, write_run_certificate
 from holdfast.certify.sealed_claim import SealedClaim, check_possible, check_unspent, ledger_of, read_sealed_claim
@@ -65,7 +65,7 @@ def certify_run(
 def _something_to_certify(run: RunFolder) -> None:
     """A run that is finished and hands back a new model; no query is spent on any other."""
     if not run.finished:
-        raise UserError(f"the run {run.root} is not finished", do=f"go on with: holdfast develop --resume {run.root}")
+        raise UserError(f"the run {run.root} is not finished", do=f"go on with: {resume_command(run.root)}")
     if read_json(run.result)["kept_old"]:
         raise nothing_certified(run)
 

@@ -113,14 +113,14 @@ def _too_unlikely(found: Forecast, required: float) -> UserError:
     weakest = found.weakest
     claim = "a gain" if weakest.is_target else f"a margin of {100 * weakest.margin:g} points"
     best = found.advice[0] if found.advice else None
-    advice = "" if best is None else f"{best.text} (a chance of {best.chance:.0%}); "
+    advice = "" if best is None else f"{best.text} (a chance of {100 * best.chance:.0f} %); "
     return UserError(
-        f"this round would probably prove nothing: it passes with a chance of {found.chance:.0%}",
-        expected=f"a chance of at least {required:.0%}",
+        f"this round would probably prove nothing: it passes with a chance of {100 * found.chance:.0f} %",
+        expected=f"a chance of at least {100 * required:.0f} %",
         found=f"{weakest.images} sealed images of {weakest.task}, the least likely to pass: they show {claim} with a "
-        f"chance of {weakest.chance:.0%}",
+        f"chance of {100 * weakest.chance:.0f} %",
         do=f"{advice}`holdfast plan ROUND.toml` shows every class and what else would help; `holdfast develop "
-        "--anyway` trains all the same. Nothing was trained, and no query was spent",
+        "--anyway` goes on all the same. Nothing was trained, and no query was spent",
     )
 
 
@@ -197,7 +197,7 @@ def not_queried(config: RoundConfig, folder: RunFolder, candidates: Sequence[Can
         grounds = "no candidate gained on the target"
     else:
         grounds = (
-            f"the best candidate would pass with a chance of {best.chance or 0.0:.0%}, below "
+            f"the best candidate would pass with a chance of {100 * (best.chance or 0.0):.0f} %, below "
             f"candidates.least_chance = {config.candidates.least_chance:g}"
         )
     return Decision(None, "undecided", f"{grounds}; the sealed set was not queried and stays unspent")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from holdfast.artifacts import LOCK, RunFolder, read_json, write_json
+from holdfast.artifacts import LOCK, RunFolder, read_json, resume_command, write_json
 from holdfast.candidates.select import WithoutTraining
 from holdfast.certify.forecast import Forecast
 from holdfast.config import RoundConfig, parse
@@ -79,7 +79,7 @@ def _run(
             unspent = check_budget(config, root, surveyed.sealed, run, resume)
             plan(config, surveyed, unspent)
 
-    command = resume_command(folder)
+    command = resume_command(folder.root)
     round_ = Round(config, root, folder, runtime, begun=resume, check=check, resume=command)
     if config.method.trains():
         _before_training(round_, plan)
@@ -112,17 +112,12 @@ def _before_training(round_: Round, plan: PlanCheck) -> None:
         dist.barrier()
 
 
-def resume_command(folder: RunFolder) -> str:
-    """What goes on with a run."""
-    return f"holdfast develop --resume {folder.root}"
-
-
 def _interrupted(folder: RunFolder) -> Interrupted:
     begun = folder.state.exists()
     return Interrupted(
         "interrupted; nothing is lost" if begun else "interrupted before the run began",
         signal_number=signal.SIGINT,
-        do=f"go on with: {resume_command(folder)}" if begun else "",
+        do=f"go on with: {resume_command(folder.root)}" if begun else "",
     )
 
 

@@ -35,6 +35,7 @@ from holdfast.artifacts import (
     is_temporary,
     not_writable,
     read_json,
+    resume_command,
     write_json,
 )
 from holdfast.chained import ChainedLog
@@ -313,9 +314,7 @@ def describe(folder: RunFolder) -> dict[str, Any]:
     """What the record says of a finished run."""
     state, result, config = read_json(folder.state), read_json(folder.result), read_json(folder.config)
     if state.get("status") != "done":
-        raise UserError(
-            f"the round {folder.root} is not finished", do=f"go on with: holdfast develop --resume {folder.root}"
-        )
+        raise UserError(f"the round {folder.root} is not finished", do=f"go on with: {resume_command(folder.root)}")
     role = "test" if result.get("test") else "dev"
     tasks: dict[str, Any] = result[role]["tasks"]
     old = {name: float(item["old_accuracy"]) for name, item in tasks.items()}

@@ -64,7 +64,7 @@ from holdfast.rounds.kept import RunModels
 from holdfast.rounds.make_candidates import CandidateMaker
 from holdfast.rounds.prepare import PreparedRound, begin_method, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.result import candidate_from_json, candidate_json, result_json, training_decision
+from holdfast.rounds.result import candidate_from_json, candidate_json, points_of, result_json, training_decision
 from holdfast.runtime import Runtime, choose_device
 from holdfast.shared import is_sharing, once
 from holdfast.stages import stage
@@ -346,7 +346,7 @@ class Round:
         candidates = self.settled()
         shipped = self.model(decision.shipped) if decision.shipped else None
         test = self.score_test(shipped)
-        points = [*self.evaluations(), *((candidate.name, candidate.dev) for candidate in candidates)]
+        points = points_of(self.evaluations(), candidates)
         if not self.runtime.is_main:
             return
         if model:

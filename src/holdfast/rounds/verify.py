@@ -15,6 +15,7 @@ from holdfast.artifacts import (
     fingerprint_file,
     read_json,
     read_predictions,
+    resume_command,
 )
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger
@@ -212,7 +213,7 @@ def _finished_without_a_line(project: Project, name: str) -> None:
         raise FaultError(
             f"the round {name} is finished and is not in {project.lineage.name}",
             expected="a line for every finished round",
-            do=f"if its process was killed at the very end: holdfast develop --resume {folder.root}",
+            do=f"if its process was killed at the very end: {resume_command(folder.root)}",
         )
 
 

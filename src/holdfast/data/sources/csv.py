@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -51,8 +52,8 @@ def _table_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline(_MAX_LINE)
             file.seek(0)
-            tabs = path.suffix.lower() == ".tsv" or ("\t" in header and "," not in header)
-            rows = csv.DictReader(_lines(file, path), delimiter="\t" if tabs else ",", skipinitialspace=True)
+            separator = _separator(path, header)
+            rows = csv.DictReader(_lines(file, path), delimiter=separator, skipinitialspace=True)
             found = [name.strip() for name in rows.fieldnames or ()]
             rows.fieldnames = found
             if "filepath" not in found or not {"title", "label"} & set(found):
@@ -61,6 +62,7 @@ def _table_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
                     f"{path} has no column {missing}",
                     expected=columns,
                     found=", ".join(found)[:1000] or "an empty file",
+                    do=_how_to_mend(missing, found),
                 )
             for row in rows:
                 if None in row:
@@ -75,6 +77,20 @@ def _table_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
         raise UserError(f"{path} is not UTF-8 text", found=str(error), do="save the table as UTF-8") from error
     except (csv.Error, OSError) as error:
         raise UserError(f"{path} cannot be read as a table", found=str(error)) from error
+
+
+def _separator(path: Path, header: str) -> str:
+    """A comma, a tab, or the semicolon that spreadsheets write where the comma is in numbers."""
+    if path.suffix.lower() == ".tsv" or ("\t" in header and "," not in header):
+        return "\t"
+    return ";" if ";" in header and "," not in header else ","
+
+
+def _how_to_mend(missing: str, found: list[str]) -> str:
+    alike = difflib.get_close_matches(missing, found, n=1)
+    if alike:
+        return f"rename {alike[0]!r} to {missing!r}"
+    return f"name the columns in the first line, {missing} among them" if found else ""
 
 
 def _lines(file: IO[str], path: Path) -> Iterator[str]:

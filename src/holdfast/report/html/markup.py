@@ -43,6 +43,11 @@ def join(children: Iterable[object]) -> Markup:
     return Markup("".join(parts))
 
 
+def lines(texts: Iterable[str]) -> Markup:
+    """Lines one below the other, for text that keeps its line breaks; a break inside one of them becomes a sign."""
+    return Markup("\n".join(text(item) for item in texts))
+
+
 def tag(name: str, *children: object, **attributes: object) -> Markup:
     """One element. ``class_`` is class, ``data_task`` is data-task; None and False leave an attribute out."""
     written = "".join(

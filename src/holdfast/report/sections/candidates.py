@@ -25,7 +25,7 @@ def candidates_section(content: RunContent) -> Markup:
                 (change_mark(candidate.dev.dev_safety), candidate.dev.dev_safety),
                 (candidate.dev.worst_task, candidate.dev.worst_task),
                 (percent(candidate.chance, 0), candidate.chance),
-                (change_mark(candidate.expected_gain), candidate.expected_gain),
+                (change_mark(_expected(candidate.expected_gain)), candidate.expected_gain),
                 (
                     tag("span", candidate.outcome, class_=f"word {candidate.outcome.replace(' ', '-')}"),
                     candidate.outcome,
@@ -47,7 +47,8 @@ def candidates_section(content: RunContent) -> Markup:
     settings = (
         f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted from "
         "the target's logit, so that fewer images are assigned to it. Chance: to pass the test, as dev images and the "
-        "numbers of sealed images tell it. Expected gain: that chance times the gain; the largest is tested first."
+        "numbers of sealed images tell it. Expected gain: that chance times the gain expected on new images, which is "
+        "smaller than the one on a few dev images; the largest is tested first."
     )
     tested = (
         "The sealed images were not queried."
@@ -57,6 +58,11 @@ def candidates_section(content: RunContent) -> Markup:
     )
     table = data_table("candidate-table", [*heads, "sealed test"], kinds, rows)
     return tag("div", tag("p", f"{settings} {tested}", class_="note"), table, _frontier(content))
+
+
+def _expected(gain: float | None) -> float | None:
+    """An expected gain as it is shown: one that rounds to nothing is no drop."""
+    return None if gain is None else round(gain, 3) + 0.0
 
 
 def _frontier(content: RunContent) -> Markup | None:

@@ -87,7 +87,7 @@ def overview(evidence: Evidence) -> Markup:
 
 def trajectory(content: RunContent) -> Markup:
     """Target gain against the worst protected change as training goes, light to dark; the old model is the cross."""
-    checkpoints = content.checkpoints
+    checkpoints = content.checkpoints if content.trained else []
     walk = [
         (candidate.dev.dev_safety * 100, candidate.dev.target_gain * 100, candidate) for candidate in content.candidates
     ]

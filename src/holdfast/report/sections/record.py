@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from holdfast.report.content import RunContent
-from holdfast.report.html.markup import Markup, count, tag
+from holdfast.report.html.markup import Markup, count, lines, tag
 from holdfast.rounds.outcome import training_skipped
 
 
@@ -41,9 +41,12 @@ def record_section(content: RunContent) -> Markup:
                 tag("ul", *(tag("li", item) for item in shown)),
             )
         )
-    config = json.dumps(content.config, indent=1, ensure_ascii=False)
-    parts.append(tag("details", tag("summary", "The round as it was run"), tag("pre", config)))
+    parts.append(tag("details", tag("summary", "The round as it was run"), tag("pre", lines(_settings(content)))))
     return tag("div", *parts)
+
+
+def _settings(content: RunContent) -> list[str]:
+    return json.dumps(content.config, indent=1, ensure_ascii=False).splitlines()
 
 
 def _entry(entry: dict[str, object]) -> str:

@@ -15,12 +15,14 @@ from holdfast.report.sections.training import training_section
 
 def run_sections(content: RunContent) -> list[Section]:
     """All sections of a run, those without anything to say left out."""
+    no_steps = ("Trade-off", "What candidates gain and lose")
+    way = ("Training", "The way through training") if content.trained else no_steps
     made = [
         Section("advice", "Advice", "What would help", advice_section(content)),
         Section("tasks", "Classes", "Every class, worst first", classes_section(content)),
         Section("images", "Images", "Images that changed", gallery(content)),
         Section("confusion", "Confusion", "What is mixed up", confusion_section(content)),
-        Section("training", "Training", "The way through training", training_section(content)),
+        Section("training", *way, training_section(content)),
         Section("candidates", "Candidates", "Candidates and their test", candidates_section(content)),
         Section("record", "Record", "Record", record_section(content)),
     ]

@@ -12,18 +12,21 @@ from holdfast.rounds.outcome import training_skipped
 def training_section(content: RunContent) -> Markup:
     """The trajectory and the constraints; empty where nothing was logged."""
     skipped = training_skipped(content.result)
-    parts: list[Markup] = [tag("p", f"Training was {skipped}.", class_="lead")] if skipped else []
+    said = f"Training was {skipped}." if skipped else "" if content.trained else "Nothing was trained."
+    parts: list[Markup] = [tag("p", said, class_="lead")] if said else []
     blocked = blocked_text(content)
     if blocked:
         parts.append(tag("p", blocked, class_="lead"))
     charts: list[Markup] = []
     if content.checkpoints or content.candidates:
+        dots = "Dots: checkpoints, from light (early) to dark (late). " if content.trained else ""
         caption = (
-            "Gain of the target against the worst protected class, on dev images. Dots: checkpoints, from light "
-            "(early) to dark (late). Diamonds: candidates; the shipped one is filled. Cross: the old model. Up and "
-            "right is better; left of the line a protected class lost accuracy."
+            f"Gain of the target against the worst protected class, on dev images. {dots}Diamonds: candidates; the "
+            "shipped one is filled. Cross: the old model. Up and right is better; left of the line a protected class "
+            "lost accuracy."
         )
-        charts.append(tag("figure", tag("figcaption", "Trajectory"), figures.trajectory(content), tag("p", caption)))
+        title = "Trajectory" if content.trained else "Target and worst protected class"
+        charts.append(tag("figure", tag("figcaption", title), figures.trajectory(content), tag("p", caption)))
     shown = {
         "h": ("Constraint h", "h", "How far each class's loss has risen above the old model's, in sampled images; "
               "above 0 the constraint is violated."),
