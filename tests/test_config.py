@@ -74,8 +74,8 @@ def test_lambda_zero_is_a_candidate_only_where_its_target_is_new() -> None:
         CandidatesConfig(interpolation=(0.0,), refit_target=False)
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
         CandidatesConfig(interpolation=(1.5,))
-    with pytest.raises(ValueError, match="none below 0"):
-        CandidatesConfig(target_bias=(-1.0,))
+    with pytest.raises(ValueError, match="at least one number"):
+        CandidatesConfig(target_bias=())
 
 
 # -- strictly ---------------------------------------------------------------------------------------------------------

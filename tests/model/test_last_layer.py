@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +14,14 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
+from holdfast.candidates import last_layer
 from holdfast.candidates.crossfit import Folds
 from holdfast.candidates.last_layer import (
     LastLayerFits,
     LastLayerModels,
     can_fit,
     class_directions,
+    distillation,
     fit_last_layer,
     generalisation_gaps,
 )
@@ -178,6 +181,42 @@ def test_the_gap_is_what_images_lose_that_a_fit_has_not_seen(classifier: Classif
     assert gaps.max() > 0.01
 
 
+def test_the_old_judgement_counts_less_the_more_pictures_there_are(classifier: Classifier) -> None:
+    """In full up to 60 pictures of a protected class, views of one picture counted once and the target's not at all."""
+    model = classifier.double().frozen_copy()
+
+    def of(each: int, of_target: int = 7, views: int = 1) -> float:
+        labels = [0] * each + [1] * each + [2] * of_target
+        ids = [str(number) for number in range(len(labels))]
+        empty = torch.zeros(len(ids) * views, 1)
+        return distillation(model, TARGET, Pictures(empty, empty, torch.tensor(labels * views), tuple(ids * views)))
+
+    assert of(5) == of(60) == of(60, of_target=500) == of(30, views=2) == 30.0
+    assert of(120) == of(120, of_target=500, views=3) == pytest.approx(7.5)
+    assert of(600) == pytest.approx(0.3)
+
+
+def test_a_fold_is_fitted_with_what_the_old_judgement_weighs_in_the_whole_fit(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fold has fewer pictures, and still stands for the fit on all of them."""
+    monkeypatch.setattr("holdfast.candidates.last_layer._FEW", 2)
+    weighed: list[float] = []
+    solve = last_layer._solve  # pyright: ignore[reportPrivateUsage]
+
+    def watched(*given: Any) -> Tensor:
+        weighed.append(given[4])
+        return solve(*given)
+
+    monkeypatch.setattr("holdfast.candidates.last_layer._solve", watched)
+    data = bright_round(10)
+    folds = Folds(3, {name: place % 3 for place, name in enumerate(data.dev.ids)})
+    models(classifier, data, folds, constrained=True).fits.changes(1.0, refit=False)
+    assert len(weighed) == 2 * (1 + 3)
+    assert len(set(weighed)) == 1
+    assert 0 < weighed[0] < 30
+
+
 def test_an_entry_that_hardly_varies_counts_for_little() -> None:
     """A new picture in which it does vary, by as much as others do, must not be moved farther by it than by others."""
     draw = torch.Generator().manual_seed(0)
@@ -270,9 +309,9 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
     folds = Folds(3, {name: place % 3 for place, name in enumerate(data.dev.ids)})
     fitted: list[set[str]] = []
 
-    def noted(model: Classifier, name: str, pictures: Pictures) -> object:
+    def noted(model: Classifier, name: str, pictures: Pictures, **given: Any) -> object:
         fitted.append(set(pictures.ids))
-        return fit_last_layer(model, name, pictures)
+        return fit_last_layer(model, name, pictures, **given)
 
     monkeypatch.setattr("holdfast.candidates.last_layer.fit_last_layer", noted)
     made = models(classifier, data, folds)

@@ -52,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, interpolation, target_bias, freeze in (
         ("both", [0.5, 1.0], [0.0, 6.0], "nothing"),
         ("biased", [0.0, 0.25, 1.0], [0.5], "nothing"),
+        ("raised", [0.0, 1.0], [-3.0, 0.0], "nothing"),
         ("alone", [0.0], [0.0], "nothing"),
         ("frozen", [0.0], [0.0], "towers"),
     ):
@@ -72,18 +73,40 @@ def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     run = RunFolder.open(runs / "both")
     listed = read_json(run.result)["candidates"]
     candidates = [candidate for candidate in listed if not candidate["step"].startswith("last-layer")]
-    assert len(listed) == 3 * len(candidates)  # two more ends of the interpolation, which need no training
-    spots = [(candidate["lambda"], candidate["bias"]) for candidate in candidates]
-    assert spots == [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
-    assert [candidate["name"] for candidate in candidates][2:] == ["step-00000040@1", "step-00000040@1-bias6"]
+    assert len(listed) - len(candidates) == 2 * 4  # two more ends of the interpolation, which need no training
+    spots = [(candidate["lambda"], candidate["bias"], candidate["as_trained"]) for candidate in candidates]
+    refitted = [(0.5, 0.0, False), (0.5, 6.0, False), (1.0, 0.0, False), (1.0, 6.0, False)]
+    assert spots == [*refitted, (1.0, 0.0, True), (1.0, 6.0, True)]
+    names = [candidate["name"] for candidate in candidates]
+    trained = "step-00000040-as-trained@1"
+    assert names[2:] == ["step-00000040@1", "step-00000040@1-bias6", trained, f"{trained}-bias6"]
     named = {
         candidate["bias"]: read_predictions(run.predictions(candidate["name"], "dev"))["prediction"]
         .to_pylist()
         .count("four")
         for candidate in candidates
-        if candidate["lambda"] == 1
+        if candidate["lambda"] == 1 and not candidate["as_trained"]
     }
     assert named[6.0] < named[0.0]  # a logit of six: most of the pictures that it was named for are given up
+
+
+def test_a_checkpoint_as_it_was_trained_says_what_it_said_when_it_was_evaluated(runs: Path) -> None:
+    run = RunFolder.open(runs / "both")
+    as_trained = read_predictions(run.predictions("step-00000040-as-trained@1", "dev"))
+    assert as_trained.equals(read_predictions(run.predictions("step-00000040", "dev")))
+    assert not as_trained.equals(read_predictions(run.predictions("step-00000040@1", "dev")))  # its target is refitted
+
+
+def test_a_bias_below_zero_names_the_target_more_often(runs: Path) -> None:
+    run = RunFolder.open(runs / "raised")
+    for name in ("refit", "step-00000040@1"):
+        before, after = (
+            read_predictions(run.predictions(each, "dev"))["prediction"].to_pylist()
+            for each in (name, f"{name}-bias-3")
+        )
+        assert after.count("four") > before.count("four")
+        moved = [new for old, new in zip(before, after, strict=True) if old != new]
+        assert set(moved) == {"four"}  # a picture is lost to the target and to nothing else
 
 
 def test_what_is_handed_back_says_what_the_candidate_said(runs: Path) -> None:

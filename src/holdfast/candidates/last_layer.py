@@ -13,6 +13,7 @@ linear head can move them:
                       + ridge · |p|²                                       on standardised entries of h
 
 The old judgement q_old is moved towards the label where one is known (``boost``), by the same measure for every class.
+The more pictures of a class there are to learn from, the less the old judgement counts (:func:`distillation`).
 All terms are convex in p, so that the minimum is the only one; it is found in seconds.
 
 Where images are counted out of fold, the classes' losses are constraints in place of terms (the retention problem
@@ -61,6 +62,7 @@ from holdfast.shared import once
 
 _SHARE = 0.25  # of the cross-entropy that is the target's
 _DISTILL, _BOOST = 30.0, 2.0  # as in training (method.distill_weight, method.label_boost)
+_FEW = 60  # pictures of a protected class, up to which the old judgement counts in full
 _RIDGE = 0.01
 _VIEWS = 2  # of a picture, where pictures are few
 _STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and after a change of the multipliers
@@ -183,10 +185,24 @@ class _Constraints:
         return violation < _TRUE
 
 
-def fit_last_layer(model: Classifier, name: str, pictures: Pictures, gaps: Tensor | None = None) -> LastLayerFit:
+def distillation(model: Classifier, name: str, pictures: Pictures) -> float:
+    """What the old judgement weighs: 30 with n <= 60 pictures of a protected class on average, (60/n)² of that with more.
+
+    A few dozen labels say less about new pictures than the old model does, hundreds say more.
+    """
+    row = model.class_index(name)
+    labels = {item: label for item, label in zip(pictures.ids, pictures.labels.tolist(), strict=True) if label != row}
+    each = len(labels) / max(1, len(set(labels.values())))
+    return _DISTILL * min(1.0, _FEW / max(1.0, each)) ** 2
+
+
+def fit_last_layer(
+    model: Classifier, name: str, pictures: Pictures, gaps: Tensor | None = None, *, distill: float | None = None
+) -> LastLayerFit:
     """The change of least loss over pictures of all classes.
 
     With ``gaps`` [K] every protected class is constrained to a loss that is lower than the old one by its gap.
+    ``distill`` is :func:`distillation` of these pictures, or of all where these are a part.
     It begins from nothing: what a solver has left after its last step would still hold what a near fit knew, and a
     fold's fit must not know its images.
     """
@@ -202,7 +218,8 @@ def fit_last_layer(model: Classifier, name: str, pictures: Pictures, gaps: Tenso
     if gaps is not None:
         old = _class_means(seen.losses(None, tau), seen.labels, count)
         constraints = _Constraints(seen.labels, row, old - gaps.to(old).minimum((1 - _LEFT) * old))
-    found = _solve(design, seen, row, free, constraints)
+    weight = distillation(model, name, pictures) if distill is None else distill
+    found = _solve(design, seen, row, free, weight, constraints)
     weights = tau * design.weights(found)  # logits are E1 · E2_k / tau_0, and entries are divided by the length of E1
     return LastLayerFit(weights, directions, None if constraints is None else constraints.multipliers)
 
@@ -227,7 +244,9 @@ def _class_means(values: Tensor, labels: Tensor, count: int) -> Tensor:
     return sums_by(labels, values, count) / torch.bincount(labels, minlength=count).clamp(min=1)
 
 
-def _solve(design: Design, seen: _Seen, row: int, free: Tensor, constraints: _Constraints | None) -> Tensor:
+def _solve(
+    design: Design, seen: _Seen, row: int, free: Tensor, distill: float, constraints: _Constraints | None
+) -> Tensor:
     """The unknowns of least loss, [width + 1, K], in float64; rows are entries of the design, the last its offset."""
     logits, labels = seen.logits, seen.labels
     count = logits.shape[1]
@@ -252,7 +271,7 @@ def _solve(design: Design, seen: _Seen, row: int, free: Tensor, constraints: _Co
         moved = logits + reached * taken
         fitted = functional.cross_entropy(moved, labels, reduction="none")
         kept = (old.exp() * (old - moved[:, protected].log_softmax(dim=1))).sum(dim=1)
-        return fitted, (learnt * fitted + weight * _DISTILL * kept).sum()
+        return fitted, (learnt * fitted + weight * distill * kept).sum()
 
     def loss(reached: Tensor) -> Tensor:
         fitted, value = losses(reached)
@@ -360,14 +379,18 @@ class LastLayerFits:
             )
             name = self.data.tasks.target
             whole = fit_last_layer(self.old, name, pictures)
+            distill = distillation(self.old, name, pictures)  # of a fold's fit, too: it stands for the whole one
             fits = [(whole, pictures)]
             if self.folds is not None:
                 place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
                 parts = [pictures.where(place != fold) for fold in range(self.folds.count)]
-                fits += [(fit_last_layer(self.old, name, part), part) for part in parts]
+                fits += [(fit_last_layer(self.old, name, part, distill=distill), part) for part in parts]
                 if self.constrained:
                     gaps = generalisation_gaps(self.old, whole, [fit for fit, _ in fits[1:]], pictures, place)
-                    fits = [(fit_last_layer(self.old, name, part, gaps), part) for part in (pictures, *parts)]
+                    fits = [
+                        (fit_last_layer(self.old, name, part, gaps, distill=distill), part)
+                        for part in (pictures, *parts)
+                    ]
             self._found = pictures, fits
         return self._found
 
