@@ -186,7 +186,7 @@ class _Constraints:
 
 
 def distillation(model: Classifier, name: str, pictures: Pictures) -> float:
-    """What the old judgement weighs: 30 with n <= 60 pictures of a protected class on average, (60/n)² of that with more.
+    """What the old judgement weighs: 30 with n <= 60 pictures of a protected class (on average), with more 30 (60/n)².
 
     A few dozen labels say less about new pictures than the old model does, hundreds say more.
     """
