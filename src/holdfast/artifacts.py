@@ -82,6 +82,18 @@ def not_writable(path: Path, error: OSError) -> UserError:
     )
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold; nothing is left behind."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        nearest_folder = next(folder for folder in path.absolute().parents if folder.exists())
+        with tempfile.TemporaryFile(dir=nearest_folder):
+            pass
+    except OSError as error:
+        raise not_writable(path, error) from error
+
+
 def is_temporary(path: Path) -> bool:
     """Whether a name is one that :func:`write_atomic` and its kin use while they write (``.NAME.XXXX.tmp``)."""
     return path.name.startswith(".") and path.name.endswith(".tmp")

@@ -51,13 +51,14 @@ def evaluate(
     """
     from rich.console import Console
 
+    from holdfast.artifacts import check_writable, write_predictions
     from holdfast.stages import stage, stages_shown
 
     if template.count("{}") != 1:
         raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
+    check_writable(out)
     with stages_shown():
         stage("loading PyTorch")
-    from holdfast.artifacts import write_predictions
     from holdfast.data.assemble import labelled
     from holdfast.data.catalogue import Problem, count_problems
     from holdfast.data.sources import guess_source
