@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.certify.round_plan import plan_round
 from holdfast.config import EvaluateConfig, ModelConfig, RoundConfig, TrainConfig, parse
 from holdfast.config.known import KEYS, SECTIONS, check_keys
 from holdfast.config.round import RoundSections
@@ -65,6 +67,16 @@ def test_a_round_without_sealed_images_and_options_that_do_not_belong_are_said_s
     done = plan(str(path), "--tasks", "3")
     assert done.returncode == 2
     assert "ROUND.toml and --tasks at once" in done.stderr
+
+
+def test_a_plan_only_reads_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused where the ledger's folder could not be written, and writes nothing there."""
+    path, folder = tmp_path / "ROUND.toml", tmp_path / "ledger"
+    path.write_text(ROUND + 'ledger = "ledger"\n')
+    folder.mkdir()
+    monkeypatch.setattr("os.access", lambda place, mode: not (Path(place) == folder and mode & os.W_OK))
+    assert 0.0 < plan_round(path).level < 1.0
+    assert list(folder.iterdir()) == []
 
 
 def test_a_misspelt_section_is_an_error_and_not_planned_without(tmp_path: Path) -> None:
