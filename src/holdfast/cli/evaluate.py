@@ -114,6 +114,7 @@ def _check_there(model: Path) -> None:
     import os
     from difflib import get_close_matches
 
+    from holdfast.artifacts import where_instead
     from holdfast.model.weights import is_conse
 
     if not os.path.exists(model) and not is_conse(str(model)):
@@ -121,7 +122,7 @@ def _check_there(model: Path) -> None:
         raise UserError(
             f"the model {model} does not exist",
             expected="a model folder, a run that holds one, or `conse`",
-            do="did you mean `conse`?" if alike else "check the path",
+            do="did you mean `conse`?" if alike else where_instead(model),
         )
 
 
