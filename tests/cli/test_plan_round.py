@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,21 @@ def test_a_misspelt_key_is_the_error_that_develop_makes_of_it(
     assert done.returncode == 2
     assert f"unknown key '{section}.{key}'" in done.stderr
     assert f"did you mean '{meant}'?" in done.stderr
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "seed"])
+@pytest.mark.parametrize("value", ["5", '"holdfst"', "[]", "false"])
+def test_a_section_that_is_no_table_is_the_error_that_develop_makes_of_it(
+    tmp_path: Path, section: str, value: str
+) -> None:
+    path = tmp_path / "ROUND.toml"
+    values = {**tomllib.loads(ROUND), section: tomllib.loads(f"value = {value}")["value"]}
+    path.write_text(f"{section} = {value}\n" + re.sub(rf"(?s)\[{section}\][^\[]*", "", ROUND))
+    with pytest.raises(UserError) as planned:
+        plan_round(path)
+    with pytest.raises(UserError) as developed:
+        parse(RoundConfig, values, str(path))
+    assert str(planned.value) == str(developed.value)
 
 
 def test_a_plan_knows_every_section_of_a_round_and_its_keys() -> None:

@@ -337,6 +337,15 @@ def test_combinations_that_contradict_are_sentences(
     assert not (tmp_path / "runs").exists()
 
 
+def test_views_of_constraint_images_are_no_setting_of_a_base_model() -> None:
+    """They did nothing there, without a word. A run's record names the default, and is read."""
+    values = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
+    with pytest.raises(UserError, match="constraint_views is for rounds"):
+        parse(TuneConfig, {**values, "train": {"constraint_views": 4}}, "TUNE.toml")
+    tuned = parse(TuneConfig, values, "TUNE.toml")
+    assert parse(TuneConfig, tuned.model_dump(mode="json"), "the run") == tuned
+
+
 def test_a_base_model_is_always_trained() -> None:
     values = {
         "data": {"source": {"kind": "digits"}},
