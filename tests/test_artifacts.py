@@ -18,6 +18,8 @@ from holdfast.artifacts import (
     read_jsonl,
     read_predictions,
     read_regular,
+    round_names,
+    where_instead,
     write_atomic,
     write_json,
     write_predictions,
@@ -149,3 +151,31 @@ def test_a_run_folder_in_use_is_answered_with_what_goes_on(
     with pytest.raises(UserError) as refused:
         RunFolder.check_free(run)
     assert refused.value.do.endswith(advice.format(run=run))
+
+
+def test_a_path_that_does_not_exist_is_answered_with_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of a project go by their short names in `show` and `diff`; in a path they have their folder's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("0001-giraffe", "0002-sea", "0012-sea"):
+        (tmp_path / "zoo" / "rounds" / name / "model").mkdir(parents=True)
+    expected = {
+        "zoo/rounds/giraffe": "did you mean zoo/rounds/0001-giraffe?",
+        "zoo/rounds/giraffe/model": "did you mean zoo/rounds/0001-giraffe/model?",
+        "zoo/giraffe": "did you mean zoo/rounds/0001-giraffe?",
+        "zoo/rounds/12": "did you mean zoo/rounds/0012-sea?",
+        "zoo/rounds/sea": "did you mean zoo/rounds/0002-sea or zoo/rounds/0012-sea?",
+        "zoo/rounds/0001-girafe": "did you mean zoo/rounds/0001-giraffe?",
+        "zooo/rounds": "did you mean zoo/rounds?",
+        "zoo/rounds/giraffe/modle": "check the path",
+        "zoo/rounds/whale": "check the path",
+        "zoo": "check the path",  # it is there
+        str(tmp_path / "zoo/rounds/giraffe"): f"did you mean {tmp_path}/zoo/rounds/0001-giraffe?",
+    }
+    assert {path: where_instead(Path(path)) for path in expected} == expected
+    assert round_names("0012-sea") == ("0012-sea", "0012", "12", "sea")
+    assert round_names("runs") == ("runs",)
+    with pytest.raises(UserError) as raised:
+        RunFolder.open(Path("zoo/rounds/giraffe"))
+    assert raised.value.do == "did you mean zoo/rounds/0001-giraffe?"

@@ -5,6 +5,7 @@ Nothing here imports torch: ``certify`` and ``report`` read a run folder on any 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import hashlib
 import json
@@ -73,6 +74,37 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def where_instead(path: Path, otherwise: str = "check the path") -> str:
+    """What to do about a path that does not exist: the one that was meant, where there is one.
+
+    Rounds of a project lie in ``rounds/0001-NAME``, and go by their names and numbers elsewhere.
+    """
+    there = next((folder for folder in path.parents if os.path.isdir(folder)), None)
+    if there is None or os.path.exists(path):
+        return otherwise
+    name, *rest = path.parts[len(there.parts) :]
+    beside = [there, *([there / "rounds"] if os.path.isdir(there / "rounds") else [])]
+    known = [item for folder in beside for item in _listed(folder)]
+    meant = [item for item in known if name in round_names(item.name)]
+    close = set(difflib.get_close_matches(name, [item.name for item in known], n=1))
+    found = [item.joinpath(*rest) for item in meant or known if meant or item.name in close]
+    found = [item for item in found if os.path.exists(item)]
+    return f"did you mean {' or '.join(map(str, found[:3]))}?" if found else otherwise
+
+
+def round_names(folder: str) -> tuple[str, ...]:
+    """What a round of a project in this folder (``0001-NAME``) is called: all of it, its number, its name."""
+    number, dash, name = folder[:4], folder[4:5], folder[5:]
+    return (folder, number, number.lstrip("0"), name) if number.isdigit() and dash == "-" and name else (folder,)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(item for item in folder.iterdir() if not item.name.startswith("."))
+    except OSError:
+        return []
+
+
 def not_writable(path: Path, error: OSError) -> UserError:
     """The error of a write that failed: a full disk, a folder that is read-only."""
     return UserError(
@@ -80,6 +112,18 @@ def not_writable(path: Path, error: OSError) -> UserError:
         found=error.strerror or str(error),
         do="free some space or choose a folder that can be written; what was there before is untouched",
     )
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold; nothing is left behind."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        nearest_folder = next(folder for folder in path.absolute().parents if folder.exists())
+        with tempfile.TemporaryFile(dir=nearest_folder):
+            pass
+    except OSError as error:
+        raise not_writable(path, error) from error
 
 
 def is_temporary(path: Path) -> bool:
@@ -176,7 +220,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_regular(path, _MAX_JSON).decode("utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist", do="check the path") from error
+        raise UserError(f"{path} does not exist", do=where_instead(path)) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read", found=error.strerror or str(error)) from error
     except RecursionError as error:
@@ -398,7 +442,7 @@ class RunFolder:
             return folder
         if not root.exists():
             raise UserError(
-                f"{root} does not exist", expected="a folder that `holdfast develop` made", do="check the path"
+                f"{root} does not exist", expected="a folder that `holdfast develop` made", do=where_instead(root)
             )
         if folder.config.exists() or (root.is_dir() and not any(root.iterdir())):
             raise UserError(f"the run in {root} was stopped before it began", do="start it again as it was started")

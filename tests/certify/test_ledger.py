@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.certify.ledger import Budget, Ledger, default_ledger
+from holdfast.chained import ChainedLog
 from holdfast.errors import Exit, FaultError, HoldfastError, UndecidedError, UserError
 
 SET = "sha256:" + "ab" * 32
@@ -136,6 +137,40 @@ def test_a_budget_is_asked_for_before_anything_is_spent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         Ledger(tmp_path / "file").check(SET, Budget())
+    with pytest.raises(UserError, match="cannot be read"):
+        Ledger(tmp_path / "file").check(SET, Budget(), to_query=False)
+
+
+def test_to_read_a_ledger_needs_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's ledger, or a medium that is read-only; a query there is refused before it is made."""
+    ledger = Ledger(tmp_path / "ledger")
+    with ledger.query(SET, Budget(queries=2)) as query:
+        query.close(False)
+    before = {path: path.read_bytes() for path in ledger.folder.iterdir()}
+    monkeypatch.setattr("os.access", lambda _, mode: not mode & os.W_OK)
+    monkeypatch.setattr(ChainedLog, "locked", lambda _: pytest.fail("locked"))
+    for place in (ledger, Ledger(tmp_path / "none" / "yet")):
+        assert len(place.check(SET, Budget(queries=2), to_query=False).ids) == 1
+        with pytest.raises(UserError, match="cannot be written"):
+            place.check(SET, Budget(queries=2))
+        with pytest.raises(UserError, match="cannot be written"), place.query(SET, Budget(queries=2)):
+            pass
+    assert ledger.standing(SET) is not None
+    assert {path: path.read_bytes() for path in ledger.folder.iterdir()} == before
+
+
+def test_a_ledger_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path)
+    with ledger.query(SET, Budget()) as query:
+        query.close(True)
+
+    def closed(*_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", closed)
+    for ask in (lambda: ledger.check(SET, Budget(), to_query=False), ledger.families):
+        with pytest.raises(UserError, match="cannot be read"):
+            ask()
 
 
 @pytest.mark.parametrize("torn", [b'{"event": "look", "num', b"{"])

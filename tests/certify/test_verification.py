@@ -1,6 +1,7 @@
 """`verify`: what was checked and what was not; ledgers that were cut; signatures."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from holdfast.artifacts import canonical_json, fingerprint_bytes, fingerprint_json
 from holdfast.certify.certificate import write_certificate
 from holdfast.certify.settings import Settings
+from holdfast.chained import ChainedLog
 from tests.certify.helpers import write_pair
 from tests.certify.test_cli import Shell
 
@@ -190,3 +192,16 @@ def test_a_machine_without_openssh_says_so(shell: Shell, tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shell("sign", out, "--key", tmp_path / "key") == 2
     assert "ssh-keygen, which is not installed" in shell.err
+
+
+def test_to_verify_needs_no_permission_to_write(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An auditor reads a copy that is read-only: nothing is locked, and nothing is written."""
+    out = certificate(shell, tmp_path, "--ledger", tmp_path / "L")
+    before = {path: path.stat() for path in tmp_path.rglob("*")}
+    monkeypatch.setattr("os.access", lambda _, mode: not mode & os.W_OK)
+    monkeypatch.setattr(ChainedLog, "locked", lambda _: pytest.fail("locked"))
+    assert shell("verify", out) == 0
+    assert "checked      ledger: 3 entries, none missing or changed" in shell.out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == {
+        path: status.st_mtime_ns for path, status in before.items()
+    }

@@ -295,6 +295,34 @@ def test_a_class_folder_without_pictures_is_named(photos: Path, holdfast: Any, t
     assert "no pictures in photos/bird" in error
 
 
+def test_init_counts_what_data_counts_and_names_what_is_left_out(
+    photos: Path, holdfast: Any, tried: Callable[..., None]
+) -> None:
+    """An empty file counted as a picture for `init` and not for `data`; files that are not read were never named."""
+    fog = photos / "photos" / "fog"
+    (fog / "empty.png").touch()
+    (fog / "phone.heic").write_text("a photograph")
+    (fog / "notes.txt").write_text("no picture")
+    tried("bad inputs", 3)
+    code, said, _ = holdfast("init", "photos", "--target", "fog", "--model", "tiny")
+    assert code == 0
+    lines = " ".join(said.split())
+    assert "found 3 classes: calm sea (40), fog (40), rain (24)" in lines
+    assert "unreadable (1): photos/fog/empty.png (the file is empty)" in lines
+    assert "picture in a format that is not read (1): photos/fog/phone.heic (convert it to JPEG or PNG)" in lines
+    assert "folder with files that are no pictures (1): photos/fog (notes.txt)" in lines
+    assert max(map(len, said.splitlines())) <= 80
+    _, told, _ = holdfast("data", "photos", "--no-sheet", "--json")
+    assert json.loads(told)["counts"] == {name: {"": count} for name, count in COUNTS.items()}
+    shutil.rmtree(fog)
+    fog.mkdir()
+    (fog / "empty.png").touch()
+    (fog / "other.png").touch()
+    code, _, error = holdfast("init", "photos", "--target", "fog", "--model", "tiny", "--out", "other/ROUND.toml")
+    assert code == 2
+    assert "no picture of the class 'fog' can be read" in error
+
+
 def test_nothing_is_overwritten_and_a_model_is_made_for_a_target(
     photos: Path, holdfast: Any, tried: Callable[..., None]
 ) -> None:

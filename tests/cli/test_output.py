@@ -229,6 +229,7 @@ def test_stages_are_shown_on_a_terminal_or_where_asked_for(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     with stages_shown(quiet=quiet, verbose=verbose):
         stage("loading the model")
+        stage("loading the model")  # begun again, to be found done
     stage("after the command")
     assert capsys.readouterr() == ("", "loading the model …\n" if shown else "")
 
@@ -257,7 +258,7 @@ def test_the_demo_leaves_its_page(
     [
         (96, False, "; training has little to add: foggy reaches 96.0 %", "`--quick` stops here"),
         (60, False, "a chance of 83 %; `--quick`", "`--quick` stops here"),
-        (96, True, "; enough without training: foggy reaches 96.0 %", "`--train` trains all the same"),
+        (96, True, "; that is enough: foggy reaches 96.0 %", "`--train` trains all the same"),
         (60, True, "; training goes on: foggy reaches 60.0 %", "`--quick` stops here"),
     ],
 )
@@ -276,6 +277,7 @@ def test_before_training_it_is_said_whether_there_is_much_left_to_gain(
     out = " ".join(lines)
     start = f"without training (refit): foggy +{reached - 30}.0 points on dev images, passes with a chance of 83 %; "
     assert out.startswith(start)
+    assert out.count("without training") == 1
     assert said in out
     assert ("protected classes have 94.0 % on average" in out) == (decides or reached == 96)
     assert out.endswith(end)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.certify.round_plan import plan_round
 from holdfast.config import EvaluateConfig, ModelConfig, RoundConfig, TrainConfig, parse
 from holdfast.config.known import KEYS, SECTIONS, check_keys
 from holdfast.config.round import RoundSections
@@ -67,6 +71,16 @@ def test_a_round_without_sealed_images_and_options_that_do_not_belong_are_said_s
     assert "ROUND.toml and --tasks at once" in done.stderr
 
 
+def test_a_plan_only_reads_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused where the ledger's folder could not be written, and writes nothing there."""
+    path, folder = tmp_path / "ROUND.toml", tmp_path / "ledger"
+    path.write_text(ROUND + 'ledger = "ledger"\n')
+    folder.mkdir()
+    monkeypatch.setattr("os.access", lambda place, mode: not (Path(place) == folder and mode & os.W_OK))
+    assert 0.0 < plan_round(path).level < 1.0
+    assert list(folder.iterdir()) == []
+
+
 def test_a_misspelt_section_is_an_error_and_not_planned_without(tmp_path: Path) -> None:
     path = tmp_path / "ROUND.toml"
     path.write_text(ROUND.replace("[certify]", "[certifiy]"))
@@ -102,6 +116,21 @@ def test_a_misspelt_key_is_the_error_that_develop_makes_of_it(
     assert done.returncode == 2
     assert f"unknown key '{section}.{key}'" in done.stderr
     assert f"did you mean '{meant}'?" in done.stderr
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "seed"])
+@pytest.mark.parametrize("value", ["5", '"holdfst"', "[]", "false"])
+def test_a_section_that_is_no_table_is_the_error_that_develop_makes_of_it(
+    tmp_path: Path, section: str, value: str
+) -> None:
+    path = tmp_path / "ROUND.toml"
+    values = {**tomllib.loads(ROUND), section: tomllib.loads(f"value = {value}")["value"]}
+    path.write_text(f"{section} = {value}\n" + re.sub(rf"(?s)\[{section}\][^\[]*", "", ROUND))
+    with pytest.raises(UserError) as planned:
+        plan_round(path)
+    with pytest.raises(UserError) as developed:
+        parse(RoundConfig, values, str(path))
+    assert str(planned.value) == str(developed.value)
 
 
 def test_a_plan_knows_every_section_of_a_round_and_its_keys() -> None:

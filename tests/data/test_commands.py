@@ -54,6 +54,7 @@ def test_data_counts_everything(odd: Path, tmp_path: Path) -> None:
     assert code == 0
     assert found["counts"] == {"cat": {"train": 14, "test": 2}, "dog": {"train": 6}}
     problems = {"unreadable": 2, "copy in another split": 1, "contradicting labels": 1, "folder without pictures": 1}
+    problems["folder with files that are no pictures"] = 1
     assert found["problems"] == problems
     assert found["treated"] == {
         "animated: the first frame is used": 1,
@@ -71,6 +72,7 @@ def test_data_counts_everything(odd: Path, tmp_path: Path) -> None:
     assert "corrupt.jpg" in text
     assert "copy in another split: 1" in text
     assert f"{odd}/train/bird (an empty folder)" in text
+    assert f"{odd}/train/cat (notes.txt)" in text
 
 
 def test_data_says_what_it_found_before_it_draws_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from pictures import encode, picture, write_folder
+from PIL import Image
 
 import holdfast.data.catalogue
 from holdfast.config import SourceConfig
+from holdfast.data import images
 from holdfast.data.catalogue import COLUMNS, catalogue_schema, count_problems, in_order, join
 from holdfast.data.sources import catalogue, guess_source, list_source
 from holdfast.errors import UserError
@@ -42,12 +44,12 @@ def test_folders_without_pictures_are_named(tmp_path: Path) -> None:
     write_folder(plain, {"a": 2, "b/deeper": 1})
     for name in ("c", "d/deeper", ".hidden"):
         (plain / name).mkdir(parents=True)
-    (plain / "c" / "c.heic").touch()
+    (plain / "c" / "c.txt").touch()
     write_folder(split, {"train/a": 2, "train/b": 2, "val/a": 1})
     (split / "val" / "b").mkdir()
     (split / "test").mkdir()
     expected = {
-        plain: [("c", "c.heic"), ("d", "deeper")],
+        plain: [("c", "c.txt"), ("d", "deeper")],
         split: [("test", "an empty folder"), ("val/b", "an empty folder")],
     }
     for path, problems in expected.items():
@@ -58,10 +60,45 @@ def test_folders_without_pictures_are_named(tmp_path: Path) -> None:
     assert list_source(folder(Path("plain")), tmp_path).problems[0].where == "plain/c"
     (plain / "again").symlink_to(plain / "b")  # read once, under either name
     (plain / "loop").symlink_to(plain)
-    assert [item.detail for item in list_source(folder(plain), Path()).problems] == ["c.heic", "deeper"]
+    assert [item.detail for item in list_source(folder(plain), Path()).problems] == ["c.txt", "deeper"]
     write_folder(tmp_path / "pool", {"": 2})  # pictures without a class: no folder is expected to hold one
     (tmp_path / "pool" / "more").mkdir()
     assert list_source(folder(tmp_path / "pool"), Path()).problems == []
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """They were passed over without a word, photographs of a telephone among them."""
+    root = write_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
+    for name in ("cat/1.HEIC", "dog/2.heif", "notes.txt", "cat/a.txt", "cat/b.json", "dog/.hidden", "dog/Thumbs.db"):
+        (root / name).write_text("nothing that is read")
+    listing = list_source(folder(root), Path())
+    assert len(listing.entries) == 4
+    assert {(item.kind, item.where.removeprefix(f"{root}"), item.detail) for item in listing.problems} == {
+        ("picture in a format that is not read", "/cat/1.HEIC", "convert it to JPEG or PNG"),
+        ("picture in a format that is not read", "/dog/2.heif", "convert it to JPEG or PNG"),
+        ("folder with files that are no pictures", "", "notes.txt"),
+        ("folder with files that are no pictures", "/cat", "a.txt, b.json"),
+    }
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "1.heic").write_text("")
+    with pytest.raises(UserError, match="no pictures under") as raised:
+        list_source(folder(tmp_path / "phone"), Path())
+    assert raised.value.do == f"convert {tmp_path}/phone/1.heic to JPEG or PNG"
+
+
+def test_every_kind_of_picture_that_is_read_is_listed(tmp_path: Path) -> None:
+    """What Pillow reads of our formats by its usual names is listed, or named as a picture that is not."""
+    Image.init()
+    for name, kind in Image.EXTENSION.items():
+        if kind in images.formats():
+            assert name in images.SUFFIXES | images.OTHER_SUFFIXES
+    assert not images.SUFFIXES & images.OTHER_SUFFIXES
+    heic = tmp_path / "renamed.jpg"
+    heic.write_bytes(b"\0\0\0\x18ftypheic" + bytes(64))
+    with pytest.raises(images.BadImage, match="HEIC is not read: convert it"):
+        images.open_image(heic.read_bytes())
+    for kind in {"WEBP", "AVIF"} & set(images.formats()):  # a build of Pillow may lack one
+        assert images.open_image(encode(picture(1), kind)).size == (40, 30)
 
 
 def test_paths_are_relative_to_the_root_and_may_be_globs(tmp_path: Path) -> None:

@@ -105,3 +105,20 @@ def test_the_commands(classifier: Classifier, tmp_path: Path) -> None:
     assert isinstance(again.exception, UserError)
     missing = CliRunner().invoke(app, ["evaluate", str(tmp_path), "digits", "--out", str(out)])
     assert isinstance(missing.exception, UserError)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_predicted(
+    classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused after half a minute of predictions, and their table was not printed."""
+    save_model(classifier, tmp_path / "model")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("holdfast.evaluate.predict.predict", lambda *_, **__: pytest.fail("predicted for nothing"))
+    for out in (tmp_path / "file" / "p.parquet", tmp_path / "file" / "deep" / "p.parquet", tmp_path / "model"):
+        ran = CliRunner().invoke(app, ["evaluate", str(tmp_path / "model"), "digits", "--out", str(out)])
+        assert isinstance(ran.exception, UserError), ran.output
+        assert ran.exception.message == f"cannot write {out}"
+    gone = tmp_path / "new" / "p.parquet"
+    ran = CliRunner().invoke(app, ["evaluate", str(tmp_path / "none"), "digits", "--out", str(gone)])
+    assert isinstance(ran.exception, UserError)
+    assert not gone.parent.exists()  # the check makes no folder

@@ -108,6 +108,8 @@ def test_the_command_prints_a_sentence_and_writes_everything(runs: dict[str, Pat
     shown = CliRunner().invoke(app, [str(runs["holdfast"]), "--at", "start", "--images", "6"])
     assert shown.exit_code == 0, shown.output
     assert "smallest singular value" in shown.output
+    assert "KKT residuals: stationarity" in shown.output
+    assert max(map(len, shown.stdout.splitlines())) <= 80
     written = json.loads((runs["holdfast"] / "diagnosis-start.json").read_text())
     assert len(written["gram"]) == 3
     assert written["in_words"]

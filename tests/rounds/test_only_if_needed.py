@@ -291,7 +291,7 @@ def test_the_command_says_what_it_does_and_train_trains_all_the_same(
     trained = capsys.readouterr()
     said = " ".join(trained.err.split())
     assert "training has little to add: one reaches 100.0 %" in said
-    assert "enough without training" not in said
+    assert "that is enough" not in said
     folder = RunFolder(tmp_path / "trained")
     assert read_json(folder.config)["train"]["only_if_needed"] is False
     result = read_json(folder.result)
@@ -299,10 +299,11 @@ def test_the_command_says_what_it_does_and_train_trains_all_the_same(
     assert any(item["step"] == "step-00000004" for item in result["candidates"])
     assert "skipped" not in trained.out
     (tmp_path / "ROUND.toml").write_text(ROUND)
-    assert command("develop", "ROUND.toml", "--out", "skipped") == 0
+    assert command("develop", "ROUND.toml", "--out", "skipped", "--verbose") == 0
     out, error = capsys.readouterr()
+    assert error.count("refitting the target …") == 1
     said = " ".join(error.split())
-    assert "enough without training: one reaches 100.0 %" in said
+    assert "that is enough: one reaches 100.0 %" in said
     assert "`--train` trains all the same" in said
     assert "training     skipped, as last-layer" in out
     assert not RunFolder(tmp_path / "skipped").checkpoints.exists()
@@ -334,6 +335,15 @@ def test_combinations_that_contradict_are_sentences(
     error = " ".join(capsys.readouterr().err.split())
     assert all(sentence in error for sentence in sentences), error
     assert not (tmp_path / "runs").exists()
+
+
+def test_views_of_constraint_images_are_no_setting_of_a_base_model() -> None:
+    """They did nothing there, without a word. A run's record names the default, and is read."""
+    values = {"data": {"source": {"kind": "digits"}}, "model": {"architecture": "tiny"}}
+    with pytest.raises(UserError, match="constraint_views is for rounds"):
+        parse(TuneConfig, {**values, "train": {"constraint_views": 4}}, "TUNE.toml")
+    tuned = parse(TuneConfig, values, "TUNE.toml")
+    assert parse(TuneConfig, tuned.model_dump(mode="json"), "the run") == tuned
 
 
 def test_a_base_model_is_always_trained() -> None:

@@ -132,3 +132,18 @@ def test_refit_needs_the_refit_and_quick_trains_nothing(tmp_path: Path) -> None:
     )
     assert command("develop", str(tmp_path / "ROUND.toml"), "--quick", "--steps", "3") == 2
     assert not RunFolder(tmp_path / "run").state.exists()
+
+
+def test_a_quick_round_says_once_that_it_refits_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refit is evaluated first and is a candidate later: one piece of work, and two lines before."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ROUND.toml").write_text(
+        '[task]\ntarget = "one"\nprotected = ["zero"]\n'
+        'ignored = ["two", "three", "four", "five", "six", "seven", "eight", "nine"]\n'
+        '[data]\nsource = { kind = "digits" }\nroles = { dev = 0.3 }\nleaks = "allow"\n'
+        '[model]\narchitecture = "tiny"\n[train]\ndevice = "cpu"\n'
+    )
+    command("develop", "ROUND.toml", "--quick", "--anyway", "--verbose")
+    assert capsys.readouterr().err.count("refitting the target …") == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._version import __version__
-from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, write_json
+from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, where_instead, write_json
 from holdfast.certify.claims import Counts, Result, evaluate
 from holdfast.certify.flips import flip_report
 from holdfast.certify.report import report
@@ -88,7 +88,7 @@ def fingerprint_path(path: Path) -> str:
     if path.is_file():
         return fingerprint_file(path)
     if not path.is_dir():
-        raise UserError(f"{path} does not exist", do="check the path")
+        raise UserError(f"{path} does not exist", do=where_instead(path))
     files = sorted(item for item in path.rglob("*") if item.is_file())
     return fingerprint_json({file.relative_to(path).as_posix(): fingerprint_file(file) for file in files})
 

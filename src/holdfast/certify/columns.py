@@ -97,7 +97,9 @@ def read_table(path: Path) -> pa.Table:
 
     try:
         if not os.path.exists(path):
-            raise UserError(f"{path} does not exist", do="check the path")
+            from holdfast.artifacts import where_instead
+
+            raise UserError(f"{path} does not exist", do=where_instead(path))
         if not os.path.isfile(path):  # a pipe would wait for ever, and a device never end
             raise UserError(f"{path} is no file", expected="a CSV or Parquet file")
         if path.suffix.lower() in (".parquet", ".pq"):

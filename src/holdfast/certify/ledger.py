@@ -171,13 +171,18 @@ class Ledger:
         run: str = "",
         resumed: bool = False,
         images: Images | None = None,
+        to_query: bool = True,
     ) -> Admitted:
         """Refuse beforehand what :meth:`query` would: spent images, another budget, a folder that cannot be written.
 
         Without ``images`` the set alone is asked about. ``run`` is who asks. A run whose query has no result yet may
-        make it again, and one that is ``resumed`` may come back for its result.
+        make it again, and one that is ``resumed`` may come back for its result. Where no query is to follow
+        (``to_query=False``) the folder is read alone, without a lock, and need not be writable.
         """
-        self._check_writable()
+        if to_query:
+            self._check_writable()
+        else:
+            self._check_readable()
         images = _set_alone(fingerprint) if images is None else images
         mine = self._query_of(run, resumed)
         if mine is not None:
@@ -287,7 +292,22 @@ class Ledger:
 
     def _logs(self) -> Iterator[ChainedLog]:
         if self.folder.is_dir():
+            self._check_readable()  # a pattern matches nothing in a folder that cannot be read
             yield from (ChainedLog(path) for path in sorted(self.folder.glob("*.jsonl")))
+
+    def _check_readable(self) -> None:
+        """Whether the folder can be read; one that is not there is an empty ledger, one that is closed is not."""
+        try:
+            os.stat(os.path.join(self.folder, "."))  # through the folder: to read its files it must let us in
+            os.listdir(self.folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UserError(
+                f"the ledger {self.folder} cannot be read",
+                found=error.strerror or str(error),
+                do="have it opened to you, or choose another folder with --ledger or [certify] ledger",
+            ) from error
 
     def _check_writable(self) -> None:
         """Whether the folder can be written, or made; nothing is made yet."""

@@ -43,7 +43,7 @@ def plan_round(
     surveyed = survey(data, claimed.task, root=path.parent)
     claim = claim_of(claimed, surveyed.sealed_units, margin=margin, single=single, confidence=confidence)
     if surveyed.sealed and not surveyed.grouped:
-        claim = check_unspent(claim, ledger_of(claimed.certify, path.parent))
+        claim = check_unspent(claim, ledger_of(claimed.certify, path.parent), to_query=False)
     return forecast_claim(claim, expected=expected, stock=stock_of(surveyed), goal=goal)
 
 

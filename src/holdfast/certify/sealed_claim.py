@@ -160,9 +160,16 @@ def ledger_of(certify: CertifyConfig, root: Path) -> Ledger:
     return Ledger(root / certify.ledger if certify.ledger is not None else default_ledger())
 
 
-def check_unspent(plan: SealedClaim, ledger: Ledger, *, run: str = "", resumed: bool = False) -> SealedClaim:
-    """Refuse beforehand what the ledger would; the claim about those of its images that are not spent."""
-    admitted = ledger.check(plan.fingerprint, plan.budget, run=run, resumed=resumed, images=plan.keys)
+def check_unspent(
+    plan: SealedClaim, ledger: Ledger, *, run: str = "", resumed: bool = False, to_query: bool = True
+) -> SealedClaim:
+    """Refuse beforehand what the ledger would; the claim about those of its images that are not spent.
+
+    With ``to_query=False`` the ledger is only read, and need not be writable.
+    """
+    admitted = ledger.check(
+        plan.fingerprint, plan.budget, run=run, resumed=resumed, images=plan.keys, to_query=to_query
+    )
     if plan.keys is None:
         return plan
     left = restricted(plan, admitted)

@@ -52,9 +52,13 @@ def diagnose(
 
 
 def _show(found: Diagnosis) -> None:
+    import textwrap
+
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from holdfast.cli.forecasts import WIDTH
 
     table = Table("task", "h", "multiplier", "cosine with target", "takes back")
     taken = {obstacle.task: obstacle.taken_back for obstacle in found.conflict.obstacles}
@@ -70,12 +74,13 @@ def _show(found: Diagnosis) -> None:
     console.print(Text(found.sentence()))
     console.print(table)
     ratio = "no constraint is violated" if found.assumption4 is None else f"{found.assumption4:.4g}"
-    console.print(
+    texts = (
         f"smallest singular value of the tasks' gradients: {found.singular_value:.4g} with heads, "
-        f"{found.singular_value_without_heads:.4g} without\n"
+        f"{found.singular_value_without_heads:.4g} without",
         f"KKT residuals: stationarity {found.kkt.stationarity:.4g} "
         f"({found.kkt.relative_stationarity:.2f} of the target's gradient), feasibility {found.kkt.feasibility:.4g}, "
-        f"complementarity {found.kkt.complementarity:.4g}\nratio of Assumption 4: {ratio}",
-        soft_wrap=True,
-        highlight=False,
+        f"complementarity {found.kkt.complementarity:.4g}",
+        f"ratio of Assumption 4: {ratio}",
     )
+    for text in texts:
+        console.print(Text("\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  "))), soft_wrap=True)

@@ -51,13 +51,14 @@ def evaluate(
     """
     from rich.console import Console
 
+    from holdfast.artifacts import check_writable, write_predictions
     from holdfast.stages import stage, stages_shown
 
     if template.count("{}") != 1:
         raise UserError("the template has no place for a class", expected="a sentence with {}", found=repr(template))
+    check_writable(out)
     with stages_shown():
         stage("loading PyTorch")
-    from holdfast.artifacts import write_predictions
     from holdfast.data.assemble import labelled
     from holdfast.data.catalogue import Problem, count_problems
     from holdfast.data.sources import guess_source
@@ -113,6 +114,7 @@ def _check_there(model: Path) -> None:
     import os
     from difflib import get_close_matches
 
+    from holdfast.artifacts import where_instead
     from holdfast.model.weights import is_conse
 
     if not os.path.exists(model) and not is_conse(str(model)):
@@ -120,7 +122,7 @@ def _check_there(model: Path) -> None:
         raise UserError(
             f"the model {model} does not exist",
             expected="a model folder, a run that holds one, or `conse`",
-            do="did you mean `conse`?" if alike else "check the path",
+            do="did you mean `conse`?" if alike else where_instead(model),
         )
 
 

@@ -125,7 +125,7 @@ def print_refit(found: WithoutTraining, *, decides: bool = False) -> None:
     chance = "" if best.chance is None else f", passes with a chance of {percent(best.chance)}"
     gain = f"{best.dev.target} {best.dev.target_gain * 100:+.1f} points on dev images"
     if decides:
-        ends = "enough without training" if found.enough else "training goes on"
+        ends = "that is enough" if found.enough else "training goes on"
         parts = [f"{ends}: {found.why}"]
     else:
         parts = [f"training has little to add: {found.why}"] if found.enough else []

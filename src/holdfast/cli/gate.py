@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +25,11 @@ class Outputs:
 
     def check(self, *, of_run: bool = False) -> None:
         """Whether everything can be written: before a query of a sealed set is spent, and not after it."""
+        from holdfast.artifacts import check_writable
+
         for path in (self.summary, self.junit, self.sarif, self.certificate):
             if path is not None:
-                _check_writable(path)
+                check_writable(path)
         if self.key is None:
             return
         if self.certificate is None and not of_run:
@@ -61,19 +60,6 @@ class Outputs:
             from holdfast.certify.signing import sign
 
             sign(certificate, self.key)
-
-
-def _check_writable(path: Path) -> None:
-    from holdfast.artifacts import not_writable
-
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise not_writable(path, error) from error
 
 
 def read_claim(path: Path | None, given: Mapping[str, Any]) -> ClaimFile | None:

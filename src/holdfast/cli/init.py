@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from holdfast.errors import UserError
 if TYPE_CHECKING:
     from holdfast.certify.forecast import Forecast
     from holdfast.config import ModelConfig, RolesConfig, SourceConfig
+    from holdfast.data.catalogue import Catalogue, Problem
     from holdfast.data.init_round import ChosenPlan, Findings
 
 TUNE = "TUNE.toml"
@@ -56,23 +58,26 @@ def init(
     from holdfast.cli.forecasts import percent
     from holdfast.cli.process import leave_out_pandas
     from holdfast.config import ModelConfig
-    from holdfast.data.init_round import check_target, inspect, old_model, round_text, tune_text
+    from holdfast.data.init_round import check_target, counted, inspect, old_model, round_text, tune_text
+    from holdfast.data.sources import catalogue
 
     leave_out_pandas()
     check_margin(margin, "")
     check_confidence(confidence)
     findings = inspect(source)
     check_target(findings, target, make)
+    main = catalogue([findings.source], Path())
+    findings = counted(findings, main)
     if make is not None:
         settings = old_model(make)
     else:
         freeze = "text" if is_conse(found.architecture) else "nothing"
         settings = ModelConfig(start=found.start, architecture=found.architecture, weights=found.weights, freeze=freeze)
-    plan, forecast = _planned(findings, target, settings, margin, confidence, out.parent)
+    plan, forecast = _planned(findings, main, target, settings, margin, confidence, out.parent)
     if make is not None and target is not None:
         write_text(tune_file, tune_text(findings, make, target, relative_to=out.parent, plan=plan))
     write_text(out, round_text(findings, settings, make=make, target=target, relative_to=out.parent, plan=plan))
-    for line in [*_class_lines(findings), *_empty_lines(findings.empty)]:
+    for line in [*_class_lines(findings), *_problem_lines(findings.problems)]:
         print(line)
     print(f"wrote {out}" + (f" and {tune_file}" if make else ""))
     for line in _margin_lines(forecast, margin):
@@ -119,16 +124,24 @@ def _class_lines(findings: Findings) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _empty_lines(folders: tuple[str, ...]) -> list[str]:
-    """Folders that are no class, since they hold no picture."""
+def _problem_lines(problems: Sequence[Problem]) -> list[str]:
+    """What was left out: folders that are no class, since they hold no picture, and files that are not read."""
     import textwrap
 
     from holdfast.cli.forecasts import WIDTH
+    from holdfast.data.sources.folder import NO_PICTURES
 
-    if not folders:
-        return []
-    text = f"left out, without a picture: {', '.join(folders[:5])}{', …' if len(folders) > 5 else ''}"
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    lines: list[str] = []
+    for kind in dict.fromkeys(problem.kind for problem in problems):
+        found = [problem for problem in problems if problem.kind == kind]
+        if kind == NO_PICTURES:
+            text, shown = "left out, without a picture", [problem.where for problem in found]
+        else:
+            shown = [f"{item.where} ({item.detail})" if item.detail else item.where for item in found]
+            text = f"{kind} ({len(found)})"
+        text = f"{text}: {', '.join(shown[:5])}{', …' if len(shown) > 5 else ''}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return lines
 
 
 def _check_free(path: Path) -> None:
@@ -141,6 +154,7 @@ def _check_free(path: Path) -> None:
 
 def _planned(
     findings: Findings,
+    main: Catalogue,
     target: str | None,
     settings: ModelConfig,
     margin: float,
@@ -155,10 +169,8 @@ def _planned(
     from holdfast.certify.sealed_claim import ClaimedSettings
     from holdfast.cli.forecasts import percent
     from holdfast.config import CandidatesConfig, CertifyConfig, DataConfig, TaskConfig
-    from holdfast.data.sources import catalogue
     from holdfast.data.survey import survey
 
-    main = catalogue([findings.source], Path())
     aimed = target or findings.smallest
     roles = _roles_of(settings, findings, root)
     plan = choose_shares(main, target, proposed=aimed, margin=margin, confidence=confidence, roles=roles)

@@ -155,7 +155,7 @@ def _explain(model: type[Config], error: ValidationError, where: str, values: An
     if fault["type"] == "missing":
         return UserError(f"{where}: the key {key!r} is missing", do=_describe(section, location))
     message = fault["msg"].removeprefix("Value error, ")
-    found = "" if fault["type"] == "value_error" else _shown(fault["input"])
+    found = "" if fault["type"] == "value_error" else shown(fault["input"])
     others = {tuple(_walk(model, [str(part) for part in item["loc"]], values, root)[1]) for item in faults}
     elsewhere = sum(not _within(other, location) for other in others)  # not other kinds that this value is not of
     more = f" (and {elsewhere} more)" if elsewhere else ""
@@ -168,7 +168,8 @@ def _within(first: Sequence[str], second: Sequence[str]) -> bool:
     return list(first[:shared]) == list(second[:shared])
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A faulty value in a message: cut short, whatever it is."""
     try:
         return _shortened(reprlib.repr(value))
     except ValueError:  # a whole number with more digits than Python writes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.config.base import shown
 from holdfast.errors import UserError, nearest
 
 SECTIONS = ("seed", "task", "data", "model", "method", "train", "evaluate", "candidates", "certify")
@@ -56,9 +57,17 @@ def check_kind(values: Mapping[str, object], where: str, *, tuning: bool = False
 
 
 def check_keys(values: Mapping[str, object], where: str) -> None:
-    """Refuse an unknown section, or an unknown key of a section in ``KEYS``, in the words of a strict parse."""
+    """Refuse an unknown section, one that is no table, or an unknown key of a section in ``KEYS``.
+
+    In the words of a strict parse.
+    """
     check_kind(values, where)
     _check(values, SECTIONS, "", where)
+    for section in SECTIONS:
+        if section != "seed" and section in values and not isinstance(values[section], Mapping):
+            kind = f"{section.capitalize()}Config"
+            message = f"{where}: {section}: Input should be a valid dictionary or instance of {kind}"
+            raise UserError(message, found=shown(values[section]))
     for section, known in KEYS.items():
         found = values.get(section)
         if isinstance(found, Mapping):

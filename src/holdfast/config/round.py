@@ -297,6 +297,8 @@ class TuneConfig(Config):
     def _consistent(self) -> Self:
         if self.train.only_if_needed:
             raise ValueError("train.only_if_needed is for rounds: a base model is always trained")
+        if self.train.constraint_views != TrainConfig().constraint_views:  # a run's own record names the default, too
+            raise ValueError("train.constraint_views is for rounds: `holdfast tune` makes no use of it")
         check_templates((self.template,) if isinstance(self.template, str) else self.template)
         names = self.classes or ()
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -34,6 +34,14 @@ SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
 )
+# Pictures too, of formats that are not read or under names that nobody looks for: named, and never passed over.
+OTHER_SUFFIXES = frozenset(
+    {".heic", ".heif", ".hif", ".avifs", ".jxl", ".jxr", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".apng", ".pfm"}
+    | {".svg", ".eps", ".psd", ".xcf", ".tga", ".ico", ".pcx", ".xbm", ".xpm", ".sgi", ".qoi", ".dds", ".exr", ".hdr"}
+    | {".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".srw", ".pef"}
+)
+CONVERT = "convert it to JPEG or PNG"
+_HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})  # brands of the container
 
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
@@ -113,7 +121,8 @@ def open_image(content: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise BadImage(f"more than {MAX_PIXELS:,} pixels: refused as an image bomb") from error
     except _BROKEN as error:
-        raise BadImage("no picture in a known format") from error
+        heic = content[4:8] == b"ftyp" and content[8:12] in _HEIC  # also where it is called .jpg
+        raise BadImage(f"HEIC is not read: {CONVERT}" if heic else "no picture in a known format") from error
     width, height = image.size
     if width < 1 or height < 1:
         raise BadImage(f"{width} x {height} pixels")

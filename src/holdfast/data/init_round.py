@@ -6,11 +6,11 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.config import ModelConfig, RolesConfig, SourceConfig
-from holdfast.data.catalogue import Listing
+from holdfast.data.catalogue import Catalogue, Listing, Problem
 from holdfast.data.sources import guess_source, list_source
 from holdfast.data.sources.files import split_role
 from holdfast.data.sources.folder import NO_PICTURES
@@ -30,7 +30,7 @@ class Findings:
     classes: dict[str, int]  # class -> images, in order of appearance
     splits: dict[str, int]
     captions: int
-    empty: tuple[str, ...] = ()  # folders where classes are expected that hold no picture
+    problems: tuple[Problem, ...] = ()  # what was left out, and why
 
     @property
     def smallest(self) -> str:
@@ -61,7 +61,27 @@ def inspect(source: str) -> Findings:
         dict(classes),
         dict(Counter(entry.split or "" for entry in listing.entries)),
         sum(entry.caption is not None for entry in listing.entries),
-        _empty(listing),
+        tuple(listing.problems),
+    )
+
+
+def counted(findings: Findings, main: Catalogue) -> Findings:
+    """The findings without files that cannot be read; ``main`` is the source as `data` and `develop` read it."""
+    classes = Counter(name for name in main.column("class") if name is not None)
+    for name in findings.classes:
+        if not classes[name]:
+            raise UserError(
+                f"no picture of the class {name!r} can be read",
+                found="; ".join(map(str, main.problems[:5])),
+                do="replace its files, or move its folder out of the way",
+            )
+    _check_counts(classes)
+    return replace(
+        findings,
+        classes=dict(classes),
+        splits=dict(Counter(split or "" for split in main.column("split"))),
+        captions=sum(caption is not None for caption in main.column("caption")),
+        problems=main.problems,
     )
 
 
@@ -79,6 +99,10 @@ def _check_classes(listing: Listing, classes: Counter[str]) -> None:
             + (f"; no pictures in {', '.join(_empty(listing))}" if _empty(listing) else ""),
             do="name the folder whose subfolders are the classes",
         )
+    _check_counts(classes)
+
+
+def _check_counts(classes: Counter[str]) -> None:
     for name, count in classes.items():
         if count < 2:
             raise UserError(

@@ -22,7 +22,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.artifacts import fingerprint_bytes, fingerprint_json, image_key, read_json, read_regular, write_json
+from holdfast.artifacts import (
+    fingerprint_bytes,
+    fingerprint_json,
+    image_key,
+    read_json,
+    read_regular,
+    where_instead,
+    write_json,
+)
 from holdfast.data.images import SQUASH
 from holdfast.data.seen import Seen, Use, read_seen
 from holdfast.data.task import Role
@@ -113,7 +121,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         otherwise = UserError(
             message,
             expected=f"a folder with {DESCRIPTION} and {WEIGHTS}",
-            do="make one with `holdfast tune`, `holdfast develop` or `holdfast import`",
+            do=where_instead(folder, "make one with `holdfast tune`, `holdfast develop` or `holdfast import`"),
         )
         raise not_a_model_folder(folder, message, otherwise=otherwise)
     record: dict[str, Any] = read_json(folder / DESCRIPTION)

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from holdfast.artifacts import RunFolder
+from holdfast.artifacts import RunFolder, where_instead
 from holdfast.config import ModelConfig
 from holdfast.errors import UserError, nearest
 from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, not_a_model_folder
@@ -65,7 +65,7 @@ def find_model(name: str, *, beside: Path = Path()) -> FoundModel:
         parts = Path(name).parts
         if error.message.startswith(UNKNOWN) and len(parts) > 1 and (beside / parts[0]).is_dir():  # meant as a path
             what = "a model folder, or ARCHITECTURE/WEIGHTS of OpenCLIP, such as ViT-B-16/openai"
-            raise UserError(f"{path} does not exist", expected=what, do="check the path") from None
+            raise UserError(f"{path} does not exist", expected=what, do=where_instead(path)) from None
         raise
 
 
@@ -105,8 +105,11 @@ def check_model(model: ModelConfig, root: Path) -> None:
                 f"the old model, [model] start = {str(model.start)!r}, does not exist yet",
                 expected=f"a model folder at {folder}",
                 do=_how_to_tune(folder, root / "TUNE.toml")
-                or "make one with `holdfast tune` or `holdfast import`, or name an OpenCLIP architecture and its "
-                "weights",
+                or where_instead(
+                    folder,
+                    "make one with `holdfast tune` or `holdfast import`, or name an OpenCLIP architecture and its "
+                    "weights",
+                ),
             )
             message = f"the old model, [model] start = {str(model.start)!r}, is not a model folder"
             raise not_a_model_folder(folder, message, otherwise=otherwise)

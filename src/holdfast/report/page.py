@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.artifacts import write_json, write_text
+from holdfast.artifacts import where_instead, write_json, write_text
 from holdfast.errors import UserError
 from holdfast.report.card import card_json, card_markdown
 from holdfast.report.content import read_run
@@ -23,7 +23,8 @@ def write_report(path: Path, out: Path | None = None) -> list[Path]:
     """The page about a run, a study or a project, with its cards beside it; the files that were written."""
     if not path.is_dir():
         is_there = "is not a folder" if os.path.exists(path) else "does not exist"
-        raise UserError(f"{path} {is_there}", expected=_WANTED, do="name the folder, such as runs/ROUND")
+        do = where_instead(path, "name the folder, such as runs/ROUND")
+        raise UserError(f"{path} {is_there}", expected=_WANTED, do=do)
     target = out or path / "report.html"
     if (path / "run.json").exists():
         return _write_run(path, target)

@@ -36,6 +36,7 @@ from holdfast.artifacts import (
     not_writable,
     read_json,
     resume_command,
+    round_names,
     write_json,
 )
 from holdfast.chained import ChainedLog
@@ -173,9 +174,7 @@ class Project:
     def find(self, name: str) -> ProjectRound:
         """A finished round by its name, its number, or the part behind its number."""
         history = self.history()
-        matching = [
-            item for item in history if name in (item.name, item.name[:4], item.name[:4].lstrip("0"), item.name[5:])
-        ]
+        matching = [item for item in history if name in round_names(item.name)]
         if len(matching) == 1:
             return matching[0]
         if matching:

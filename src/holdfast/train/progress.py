@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+
+class _TwoLines(Progress):
+    """A bar with the state of the run on a line of its own: beside the bar it would leave no room for it."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar and, as soon as there is one, the state."""
+        yield from super().get_renderables()
+        for task in self.tasks:
+            if task.fields["state"]:
+                yield Text(task.fields["state"])
 
 
 class TerminalProgress:
-    """A live bar that also shows the objective and the latest DevSafety and target gain."""
+    """A live bar; below it the objective and, of the latest evaluation, the worst protected class and the target."""
 
     def __init__(self, what: str, total: int, console: Console) -> None:
-        self._bar = Progress(
+        self._bar = _TwoLines(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[state]}"),
             console=console,
         )
         self._task = self._bar.add_task(what, total=total, state="")
@@ -37,12 +48,12 @@ class TerminalProgress:
     def step(self, done: int, values: Mapping[str, float]) -> None:
         """Move the bar."""
         self._state |= {name: f"{name} {value:.3f}" for name, value in values.items()}
-        self._bar.update(self._task, completed=done, state="  ".join(self._state.values()))
+        self._bar.update(self._task, completed=done, state="  ".join(filter(None, self._state.values())))
 
     def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
         """Show the latest evaluation on dev images."""
-        self._state |= _headline(record)
-        self._bar.update(self._task, completed=done, state="  ".join(self._state.values()))
+        self._state["evaluation"] = _headline(record)
+        self._bar.update(self._task, completed=done, state="  ".join(filter(None, self._state.values())))
 
 
 class PlainProgress:
@@ -67,7 +78,7 @@ class PlainProgress:
 
     def evaluated(self, done: int, record: Mapping[str, Any]) -> None:
         """A line an evaluation."""
-        self._say(done, "  ".join(_headline(record).values()))
+        self._say(done, _headline(record))
 
     def _say(self, done: int, text: str) -> None:
         self._spoke = time.monotonic()
@@ -92,13 +103,11 @@ class NoProgress:
         """Nothing."""
 
 
-def _headline(record: Mapping[str, Any]) -> dict[str, str]:
-    names = {"dev_safety": "DevSafety", "target_gain": "target gain"}
-    return {
-        name: f"{label} {record[name] * 100:+.1f} points"
-        for name, label in names.items()
-        if record.get(name) is not None
-    }
+def _headline(record: Mapping[str, Any]) -> str:
+    """Changes of accuracy on dev images: of the worst protected class (DevSafety) and of the target."""
+    names = {"dev_safety": "worst class", "target_gain": "target"}
+    parts = [f"{label} {record[name] * 100:+.1f}" for name, label in names.items() if record.get(name) is not None]
+    return f"{', '.join(parts)} points" if parts else ""
 
 
 def choose_progress(what: str, total: int, *, quiet: bool = False) -> TerminalProgress | PlainProgress | NoProgress:

@@ -31,6 +31,7 @@ SPLITS: dict[str, Role | None] = {
     "sealed": Role.SEALED,
 }
 
+_OF_THE_SYSTEM = ("thumbs.db", "desktop.ini")  # what Windows leaves in folders; elsewhere such names begin with a dot
 _MAX_LIST = 64 << 20  # bytes of a list of classes or images; that of the validation images of Places365 has a megabyte
 _MAX_COUNTED = 1_000_000  # files that {000..127} may stand for
 
@@ -91,8 +92,11 @@ def read_lines(path: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def walk_pictures(root: Path) -> Iterator[Path]:
-    """Picture files under ``root`` in sorted order. Links are followed, each folder once, so that a loop ends."""
+def walk_pictures(root: Path, others: list[Path] | None = None) -> Iterator[Path]:
+    """Picture files under ``root`` in sorted order. Links are followed, each folder once, so that a loop ends.
+
+    Files that are not read are added to ``others``.
+    """
     visited: set[tuple[int, int]] = set()
     waiting: list[tuple[Path, bool]] = [(root, True)]  # (path, whether it is a folder), the next one last
     while waiting:
@@ -103,6 +107,8 @@ def walk_pictures(root: Path) -> Iterator[Path]:
         for item in reversed(_folder_items(path, visited)):
             if _is_folder(item) or os.path.splitext(item.name)[1].lower() in SUFFIXES:
                 waiting.append((Path(item.path), _is_folder(item)))
+            elif others is not None and item.name.lower() not in _OF_THE_SYSTEM:
+                others.append(Path(item.path))
 
 
 def subfolders(folder: Path) -> list[Path]:

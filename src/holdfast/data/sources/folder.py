@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem
-from holdfast.data.images import SUFFIXES
+from holdfast.data.images import CONVERT, OTHER_SUFFIXES, SUFFIXES
 from holdfast.data.names import readable_name
 from holdfast.data.sources.files import SPLITS, expand, pictures_in, subfolders, walk_pictures
 from holdfast.errors import UserError
 
-NO_PICTURES = "folder without pictures"  # the kind of problem
+# Kinds of problems.
+NO_PICTURES = "folder without pictures"
+NOT_READ = "picture in a format that is not read"
+OTHER_FILES = "folder with files that are no pictures"
 
 
 def list_folder(config: SourceConfig, path: Path) -> Listing:
@@ -24,7 +28,8 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
         if not root.is_dir():
             raise UserError(f"{root} is a file", expected="a folder of pictures", do="give the source its `kind`")
         above = len(root.parts)
-        pictures = [(picture, picture.parts[above:]) for picture in walk_pictures(root)]
+        others: list[Path] = []
+        pictures = [(picture, picture.parts[above:]) for picture in walk_pictures(root, others)]
         splits = _split_folders([parts for _, parts in pictures])
         for name in sorted(splits - SPLITS.keys()):
             problems.append(Problem("unknown split", name, "shared out like train"))
@@ -36,9 +41,11 @@ def list_folder(config: SourceConfig, path: Path) -> Listing:
             entries.append(Entry(readable_name(file), label, None, split))
         if any(entry.label is not None for entry in entries):
             problems.extend(_without_pictures(root, {parts[:-1] for _, parts in pictures}, splits))
+        problems.extend(_passed_over(others, {folder for file, _ in pictures for folder in file.parents}))
     if not files:
         expected = f"files ending in {', '.join(sorted(SUFFIXES))}"
-        do = "check the path; classes are folders inside it"
+        unread = [problem.where for problem in problems if problem.kind == NOT_READ]
+        do = f"convert {_some(unread)} to JPEG or PNG" if unread else "check the path; classes are folders inside it"
         raise UserError(f"no pictures under {path}", expected=expected, found=_other_items(path), do=do)
     return Listing(readable_name(path), entries, pictures_in(files), problems)
 
@@ -57,10 +64,26 @@ def _without_pictures(root: Path, filled: set[tuple[str, ...]], splits: set[str]
                 yield Problem(NO_PICTURES, readable_name(path), _other_items(path))
 
 
+def _passed_over(others: Sequence[Path], filled: set[Path]) -> Iterator[Problem]:
+    """Files that are not read: each that is a picture, and by folder those that are none, among pictures."""
+    beside: dict[Path, list[str]] = defaultdict(list)
+    for file in sorted(others):
+        if file.suffix.lower() in OTHER_SUFFIXES:
+            yield Problem(NOT_READ, readable_name(file), CONVERT)
+        elif file.parent in filled:
+            beside[file.parent].append(readable_name(file.name))
+    for folder, names in beside.items():
+        yield Problem(OTHER_FILES, readable_name(folder), _some(names))
+
+
 def _other_items(path: Path) -> str:
     """What lies in the folders that hold no picture, in a few names."""
     names = sorted(readable_name(item.name) for root in expand(path) for item in root.iterdir())
-    return f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "an empty folder"
+    return _some(names) if names else "an empty folder"
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, … ({len(names)} in all)"
 
 
 def _split_folders(paths: Sequence[tuple[str, ...]]) -> set[str]:
