@@ -248,8 +248,8 @@ class Round:
     def candidates(self) -> list[Candidate]:
         """What needs no training, and interpolations of the old weights with checkpoints, as [candidates] says.
 
-        All have a target bias, and most their target refitted: not checkpoints as they were trained, nor fits of the last
-        layer as they are.
+        All have a target bias, and most their target refitted: not checkpoints as they were trained, nor fits of the
+        last layer as they are.
         """
         ends = {"best": self.best_checkpoint(), "last": self.checkpoints()[-1]}
         steps = list(dict.fromkeys(ends[which] for which in self.config.candidates.checkpoints))
