@@ -51,8 +51,8 @@ class CandidateModels:
         return sorted(set(self.config.target_bias))
 
     @property
-    def least_bias(self) -> int:
-        """The place of the bias that is next to none."""
+    def smallest_bias_index(self) -> int:
+        """Which of the biases is closest to none."""
         return min(range(len(self.biases)), key=lambda place: abs(self.biases[place]))
 
     def at(self, lam: float) -> Classifier:

@@ -212,7 +212,7 @@ class Round:
         metrics = MetricsFile(self.folder.metrics if self.runtime.is_main else None)
         with self.keeping(still=True):
             models = self.maker.refitted()
-            dev = models.predictions(0.0, self.data.dev, self.config.evaluate.batch)[models.least_bias]
+            dev = models.predictions(0.0, self.data.dev, self.config.evaluate.batch)[models.smallest_bias_index]
             metrics.write({"step": 0, "evaluation": self._checkpoints.evaluate(0, models.at(0.0), dev)})
         metrics.close()
 
