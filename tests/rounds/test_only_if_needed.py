@@ -20,9 +20,10 @@ from holdfast.evaluate.metrics import Comparison, TaskChange
 from holdfast.methods.holdfast import Holdfast
 from holdfast.report.page import write_report
 from holdfast.rounds import develop as develop_module
+from holdfast.rounds.checkpoints import points_of
 from holdfast.rounds.develop import develop
 from holdfast.rounds.outcome import read_outcome
-from holdfast.rounds.result import RoundResult, points_of, training_decision
+from holdfast.rounds.result import RoundResult, training_decision
 from tests.rounds.test_last_layer import ENDS, REFITS
 from tests.rounds.test_quick import command, config
 

@@ -378,8 +378,8 @@ class LastLayerFits:
                 most_views=_VIEWS,
             )
             name = self.data.tasks.target
-            whole = fit_last_layer(self.old, name, pictures)
             distill = distillation(self.old, name, pictures)  # of a fold's fit, too: it stands for the whole one
+            whole = fit_last_layer(self.old, name, pictures, distill=distill)
             fits = [(whole, pictures)]
             if self.folds is not None:
                 place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 import torch.distributed as dist
 
 from holdfast.artifacts import read_jsonl, read_predictions, write_predictions
-from holdfast.candidates.select import choose_checkpoint, confused_with
+from holdfast.candidates.select import REFIT, Candidate, choose_checkpoint, confused_with
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.evaluate.metrics import Comparison, per_task_accuracy
 from holdfast.model.classifier import Classifier
@@ -98,6 +99,18 @@ class Checkpoints:
 def checkpoint_name(step: int) -> str:
     """Name of the checkpoint that an evaluation makes."""
     return f"step-{step:08d}"
+
+
+def points_of(
+    evaluations: Sequence[tuple[str, Comparison]], candidates: Sequence[Candidate]
+) -> list[tuple[str, Comparison]]:
+    """Evaluations and candidates by name, each model once.
+
+    Before any step the model is the candidate ``refit``, which may count more images than the evaluation did.
+    """
+    refit = any(candidate.name == REFIT for candidate in candidates)
+    kept = [item for item in evaluations if not (refit and item[0] == checkpoint_name(0))]
+    return [*kept, *((candidate.name, candidate.dev) for candidate in candidates)]
 
 
 def training_images(data: RoundData) -> LabelledSet:

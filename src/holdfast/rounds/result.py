@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.artifacts import RunFolder, read_json
-from holdfast.candidates.select import REFIT, Candidate, described, frontier, gain_by_margin
+from holdfast.candidates.select import Candidate, described, frontier, gain_by_margin
 from holdfast.data.seen import Seen
 from holdfast.data.task import TaskSpec
 from holdfast.evaluate.metrics import Comparison, TaskChange
@@ -66,21 +66,6 @@ def read_result(folder: RunFolder) -> RoundResult:
         values["blocked_by"],
         values.get("training"),
     )
-
-
-BEFORE_TRAINING = "step-00000000"  # what the evaluation before any step is called
-
-
-def points_of(
-    evaluations: Sequence[tuple[str, Comparison]], candidates: Sequence[Candidate]
-) -> list[tuple[str, Comparison]]:
-    """Evaluations and candidates by name, each model once.
-
-    Before any step the model is the candidate ``refit``, which may count more images than the evaluation did.
-    """
-    refit = any(candidate.name == REFIT for candidate in candidates)
-    kept = [item for item in evaluations if not (refit and item[0] == BEFORE_TRAINING)]
-    return [*kept, *((candidate.name, candidate.dev) for candidate in candidates)]
 
 
 def result_json(

@@ -46,7 +46,7 @@ from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.feature_store import MemoryStore, features_kept, user_store
 from holdfast.model.folder import save_model
-from holdfast.rounds.checkpoints import Checkpoints, checkpoint_name, training_images
+from holdfast.rounds.checkpoints import Checkpoints, checkpoint_name, points_of, training_images
 from holdfast.rounds.decide import (
     FIRST,
     Decision,
@@ -64,7 +64,7 @@ from holdfast.rounds.kept import RunModels
 from holdfast.rounds.make_candidates import CandidateMaker
 from holdfast.rounds.prepare import PreparedRound, begin_method, inherit, prepare_round, view_settings
 from holdfast.rounds.reference import ReferenceModel, load_reference, predict_reference
-from holdfast.rounds.result import candidate_from_json, candidate_json, points_of, result_json, training_decision
+from holdfast.rounds.result import candidate_from_json, candidate_json, result_json, training_decision
 from holdfast.runtime import Runtime, choose_device
 from holdfast.shared import is_sharing, once
 from holdfast.stages import stage
