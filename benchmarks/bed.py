@@ -4,7 +4,8 @@
 
 DATA are the archives (or the folders that they unpack to) intel-scene-64, pacs-128, tiny-imagenet-200-64 and
 flickr8k-96, or a folder that holds them; those that are missing are left out. BED then holds the pictures and, for each
-set, a table with one line a picture: filepath, label, split, and the hashes of file and pixels.
+set, a table with one line a picture: filepath, label, split, and the hashes of file and pixels. `scenes-seen.csv` is
+the same with the constraint images as base images: for old models that have seen them.
 """
 
 from __future__ import annotations
@@ -142,11 +143,18 @@ def split(sources: Sequence[Path], out: Path, parts: Mapping[str, Part] = PARTS)
     _drop_leaks(tables, described)
     for name, rows in tables.items():
         rows.sort(key=lambda row: row.filepath)
-        with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
+        _write(out / f"{name}.csv", rows)
+    if "scenes" in tables:
+        seen = [replace(row, split="base") if row.split == "constraint" else row for row in tables["scenes"]]
+        _write(out / "scenes-seen.csv", seen)
     return tables
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
 
 
 def _find(sources: Sequence[Path], name: str) -> Path | None:

@@ -174,6 +174,7 @@ def test_whole_numbers_stand_for_floats_arrays_for_tuples_and_strings_for_paths(
         ({"method": {"name": "co2l"}, "train": {"batch": 4, "target_share": 0.25}}, "co2l contrasts target pairs"),
         ({"train": {"learning_rate": 1e300}}, "train.learning_rate"),
         ({"seed": 10**30}, "seed"),
+        ({"candidates": {"checkpoints": "last"}}, "candidates.checkpoints must be a list\n  found:    'last'"),
         ({"seed": 16**9000}, "thousands of digits"),
         ({"seed": "x" * 100_000}, "seed"),
     ],

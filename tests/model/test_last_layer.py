@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from holdfast.candidates import last_layer
 from holdfast.candidates.crossfit import Folds
 from holdfast.candidates.last_layer import (
-    LastLayerFits,
-    LastLayerModels,
     can_fit,
     class_directions,
     distillation,
     fit_last_layer,
     generalisation_gaps,
 )
+from holdfast.candidates.last_layer_models import LastLayerFits, LastLayerModels
 from holdfast.candidates.refit import Design, Pictures, refit_from_features, target_direction
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
@@ -313,7 +312,7 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
         fitted.append(set(pictures.ids))
         return fit_last_layer(model, name, pictures, **given)
 
-    monkeypatch.setattr("holdfast.candidates.last_layer.fit_last_layer", noted)
+    monkeypatch.setattr("holdfast.candidates.last_layer_models.fit_last_layer", noted)
     made = models(classifier, data, folds)
     tables = made.predictions(0.5, data.dev, 16)
     assert len(fitted) == 4
@@ -324,7 +323,7 @@ def test_an_image_is_counted_by_a_fit_that_has_not_seen_it(
     made.predictions(1.0, data.dev, 16)
     assert len(fitted) == 4  # one fit for every lambda
     fold, rows = 1, [place for place in range(len(data.dev)) if place % 3 == 1]
-    old = made.fits.old
+    old = made.fits.start
     pixels = old.preprocess.normalise(data.dev.images())[rows]
     labels = torch.from_numpy(data.dev.labels)[rows]
 
@@ -342,7 +341,7 @@ def seen_without(made: LastLayerModels, fold: int, folds: Folds) -> Pictures:
     from holdfast.candidates.refit import see_pictures
 
     pictures = see_pictures(
-        made.fits.old, made.fits.data, in_tower=True, crop_scale=(0.7, 1.0), flip=False, dev=True, most_views=2
+        made.fits.start, made.fits.data, in_tower=True, crop_scale=(0.7, 1.0), flip=False, dev=True, most_views=2
     )
     return pictures.where(torch.from_numpy(folds.of_ids(pictures.ids)) != fold)
 
@@ -366,7 +365,7 @@ def test_it_learns_is_stored_and_developed_further(classifier: Classifier, tmp_p
     pictures = changed.preprocess.normalise(data.dev.images())
     labels = torch.from_numpy(data.dev.labels)
     before, after = (
-        (item.logits(pictures).argmax(dim=1) == labels).double().mean() for item in (made.fits.old, changed)
+        (item.logits(pictures).argmax(dim=1) == labels).double().mean() for item in (made.fits.start, changed)
     )
     assert after > before
     assert after > 0.95
@@ -382,7 +381,7 @@ def test_the_target_is_refitted_on_top(classifier: Classifier) -> None:
     data = bright_round(10)
     folds = Folds(2, {name: place % 2 for place, name in enumerate(data.dev.ids)})
     made = models(classifier, data, folds, refit=True)
-    old = made.fits.old
+    old = made.fits.start
     for fold in (0, 1):
         left = seen_without(made, fold, folds)
         fit = fit_last_layer(old, TARGET, left)
@@ -411,7 +410,7 @@ def test_what_a_fold_leaves_out_has_no_part_in_its_fit(
     data = bright_round(10)
     folds = Folds(2, {name: place % 2 for place, name in enumerate(data.dev.ids)})
     made = models(classifier, data, folds, constrained=constrained)
-    old = made.fits.old
+    old = made.fits.start
     parts = [seen_without(made, fold, folds) for fold in (0, 1)]
     alone = [fit_last_layer(old, TARGET, part) for part in parts]
     if constrained:

@@ -9,10 +9,14 @@ import torch
 
 from holdfast import Round
 from holdfast.artifacts import read_predictions
+from holdfast.candidates.last_layer import fit_last_layer
+from holdfast.candidates.refit import see_pictures
 from holdfast.candidates.select import Candidate
 from holdfast.candidates.solver import minimise, minimise_linear
 from holdfast.config import RoundConfig, parse
+from holdfast.model.feature_store import MemoryStore
 from holdfast.model.folder import load_model, model_fingerprint
+from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.rounds.develop import develop
 from holdfast.rounds.outcome import read_outcome
 from tests.rounds.test_quick import config
@@ -82,7 +86,67 @@ def test_they_are_made_where_they_belong(
     round_.train()
     names = [candidate.name for candidate in round_.candidates()]
     assert [name for name in names if name.startswith("last-layer")] == ends
+    moved = sections.get("model", {}).get("freeze") != "backbones"  # else the fit that starts from the old model has it
+    checkpoints = {name.split("-last")[0] for name in names if name.startswith("step") and "-last-layer@" in name}
+    assert bool(checkpoints) == (bool(ends) and moved)
+    assert checkpoints <= {name.split("@")[0] for name in names}
     assert len(names) <= round_.config.candidates.largest_number
+
+
+@pytest.mark.parametrize("folds", [0, 3])
+def test_a_fit_on_top_of_a_checkpoint_is_the_fit_that_starts_there(tmp_path: Path, folds: int) -> None:
+    """The same model, whenever it is asked for; where there are folds, dev images are counted out of fold."""
+    settings = config(tmp_path, candidates={"folds": folds, "checkpoints": ["last"]})
+    round_ = Round(settings, tmp_path, tmp_path / "run")
+    round_.train()
+    made = {candidate.name: candidate for candidate in round_.candidates()}
+    step = round_.checkpoints()[-1]
+    found = round_.model(made[f"{step}-last-layer@1"])
+    again = Round(settings, tmp_path, round_.folder, begun=True)
+    assert model_fingerprint(again.model(made[f"{step}-last-layer@1"])) == model_fingerprint(found)
+
+    start, data, target = round_.checkpoint(step), round_.data, round_.data.tasks.target
+    pictures = see_pictures(
+        start, data, in_tower=True, crop_scale=settings.train.crop_scale, flip=False, dev=folds > 0, most_views=2
+    )
+    expected = fit_last_layer(start, target, pictures).applied(start)
+    pixels = start.preprocess.normalise(data.dev.images())
+    torch.testing.assert_close(found.logits(pixels), expected.logits(pixels), rtol=1e-4, atol=1e-3)
+    assert not torch.allclose(found.logits(pixels), start.logits(pixels), atol=1e-2)
+    said = read_predictions(round_.folder.predictions(f"{step}-last-layer@1", "dev"))
+    alone = round_.predict(found, data.dev)
+    assert said.equals(alone) == (folds == 0)  # a fit on other images says the same classes, with other losses
+
+    if folds:
+        dealt = round_.maker.on_checkpoint(step).fits.folds
+        assert dealt is not None
+        assert set(dealt.of) == set(data.dev.ids)  # the checkpoint has seen its training images in every fold
+
+
+def test_candidates_of_one_checkpoint_are_scored_from_one_pass_of_its_tower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its refit, the checkpoint as it was trained and the fits on top differ in the last layer and the classes."""
+    settings = config(tmp_path, candidates={"folds": 3, "checkpoints": ["last"], "interpolation": [1.0]})
+    round_ = Round(settings, tmp_path, tmp_path / "run")
+    round_.train()
+    again = Round(settings, tmp_path, round_.folder, begun=True)  # that has made no candidate yet
+    step, seen = round_.checkpoints()[-1], 0
+    hidden = OpenClipTowers.image_hidden
+
+    def counted(towers: OpenClipTowers, pixels: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += len(pixels)
+        return hidden(towers, pixels)
+
+    monkeypatch.setattr(OpenClipTowers, "image_hidden", counted)
+    models = round_.maker.towards(step)
+    with round_.keeping(moved=MemoryStore()):
+        models.predictions(1.0, round_.data.dev, 16)
+    refitted, seen = seen, 0
+    made = again.maker.from_checkpoint(step)
+    assert {candidate.variant for candidate in made} == {"", "as-trained", "last-layer"}
+    assert seen == refitted > 0
 
 
 def test_published_forms_have_none(tmp_path: Path) -> None:

@@ -72,12 +72,17 @@ def test_candidates_lead_to_the_best_checkpoint_and_to_the_last(
     round_.train()
     made = round_.candidates()
     steps = list(dict.fromkeys([best, "step-00000004"]))
-    moved = [f"{step}{kind}@1{bias}" for step in steps for kind in ("", "-as-trained") for bias in ("", "-bias1")]
+    moved = [
+        f"{step}{kind}@1{bias}"
+        for step in steps
+        for kind in ("", "-as-trained", "-last-layer")
+        for bias in ("", "-bias1")
+    ]
     fitted = [f"last-layer-constrained@1{bias}" for bias in ("", "-bias1")]
     assert [candidate.name for candidate in made] == ["refit", "refit-bias1", *moved, *fitted]
     assert made[0].step == best  # a study records it as the job's
     # What a query pays for where all of them may be tested: no fewer than there can be.
-    assert round_.config.candidates.largest_number == 14
+    assert round_.config.candidates.largest_number == 18
     assert len(made) <= round_.config.candidates.largest_number
 
 

@@ -74,18 +74,23 @@ def test_every_lambda_has_a_candidate_for_every_amount(runs: Path) -> None:
     listed = read_json(run.result)["candidates"]
     candidates = [candidate for candidate in listed if not candidate["step"].startswith("last-layer")]
     assert len(listed) - len(candidates) == 2 * 4  # two more ends of the interpolation, which need no training
-    spots = [(candidate["lambda"], candidate["bias"], candidate["as_trained"]) for candidate in candidates]
-    refitted = [(0.5, 0.0, False), (0.5, 6.0, False), (1.0, 0.0, False), (1.0, 6.0, False)]
-    assert spots == [*refitted, (1.0, 0.0, True), (1.0, 6.0, True)]
+    spots = [(candidate["variant"], candidate["lambda"], candidate["bias"]) for candidate in candidates]
+    grid = [(0.5, 0.0), (0.5, 6.0), (1.0, 0.0), (1.0, 6.0)]
+    assert spots == [("", *spot) for spot in grid] + [
+        ("as-trained", 1.0, 0.0),
+        ("as-trained", 1.0, 6.0),
+        *(("last-layer", *spot) for spot in grid),
+    ]
     names = [candidate["name"] for candidate in candidates]
     trained = "step-00000040-as-trained@1"
-    assert names[2:] == ["step-00000040@1", "step-00000040@1-bias6", trained, f"{trained}-bias6"]
+    assert names[2:6] == ["step-00000040@1", "step-00000040@1-bias6", trained, f"{trained}-bias6"]
+    assert names[6:8] == ["step-00000040-last-layer@0.5", "step-00000040-last-layer@0.5-bias6"]
     named = {
         candidate["bias"]: read_predictions(run.predictions(candidate["name"], "dev"))["prediction"]
         .to_pylist()
         .count("four")
         for candidate in candidates
-        if candidate["lambda"] == 1 and not candidate["as_trained"]
+        if candidate["lambda"] == 1 and not candidate["variant"]
     }
     assert named[6.0] < named[0.0]  # a logit of six: most of the pictures that it was named for are given up
 

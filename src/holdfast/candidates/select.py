@@ -35,6 +35,7 @@ LAST_LAYER = "last-layer"  # what the end is called where all logits were fitted
 LAST_LAYER_REFIT = "last-layer-refit"  # the same with the target refitted on top
 LAST_LAYER_CONSTRAINED = "last-layer-constrained"  # the same fit with a constraint for every protected class
 AS_TRAINED = "as-trained"  # marks a checkpoint whose target is not refitted
+ON_CHECKPOINT = LAST_LAYER  # marks a checkpoint on top of which all logits were fitted in the last layer
 UNTRAINED = (LAST_LAYER, LAST_LAYER_REFIT, LAST_LAYER_CONSTRAINED)
 ENOUGH_CHANCE = 0.5  # to pass without training; where the best chance is smaller, training is worth its time
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
@@ -49,7 +50,7 @@ class Candidate:
     dev: Comparison
     bias: float = 0.0  # by how much the target's logit is lowered
     chance: float | None = None  # that it passes the test on the sealed images; None: not worked out
-    as_trained: bool = False  # a checkpoint without a refit of the target, beside those with one
+    variant: str = ""  # of a checkpoint: AS_TRAINED or ON_CHECKPOINT in place of a refit of the target
     recorded: str = ""  # its name in a run of an earlier version
 
     @property
@@ -59,9 +60,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``step-00000400@0.5-bias1``; ``step-00000400-as-trained@1``, its target not refitted; ``last-layer@0.5``;
-        ``refit-bias1`` where the target's logit alone is new."""
-        step = f"{self.step}-{AS_TRAINED}" if self.as_trained else self.step
+        """``step-00000400@0.5-bias1``; ``step-00000400-as-trained@1``, its target not refitted;
+        ``step-00000400-last-layer@0.5``, half of the way from the checkpoint to the fit that starts there;
+        ``last-layer@0.5``; ``refit-bias1`` where the target's logit alone is new."""
+        step = f"{self.step}-{self.variant}" if self.variant else self.step
         made = f"{step}@{self.lam:g}" if self.lam > 0 else REFIT
         return self.recorded or made + (f"-bias{self.bias:g}" if self.bias else "")
 
@@ -76,7 +78,8 @@ def with_chances(candidates: Sequence[Candidate], test: SealedTest) -> list[Cand
 
     def chance(candidate: Candidate) -> float:
         fitted = candidate.step in UNTRAINED
-        return predicted_chance(candidate.dev, test, lam=candidate.lam, bias=candidate.bias, fitted=fitted)
+        lam = 1.0 if candidate.variant else candidate.lam  # of the way to trained weights
+        return predicted_chance(candidate.dev, test, lam=lam, bias=candidate.bias, fitted=fitted)
 
     return [replace(candidate, chance=chance(candidate)) for candidate in candidates]
 

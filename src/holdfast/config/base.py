@@ -159,6 +159,8 @@ def _explain(model: type[Config], error: ValidationError, where: str, values: An
     others = {tuple(_walk(model, [str(part) for part in item["loc"]], values, root)[1]) for item in faults}
     elsewhere = sum(not _within(other, location) for other in others)  # not other kinds that this value is not of
     more = f" (and {elsewhere} more)" if elsewhere else ""
+    if fault["type"] == "tuple_type":
+        return UserError(f"{where}: {key} must be a list{more}", found=found, do="put it in square brackets")
     return UserError(f"{where}: {key + ': ' if key else ''}{message}{more}", found=found)
 
 

@@ -61,8 +61,9 @@ class CandidatesConfig(Config):
     head where that tower is frozen."""
     last_layer: bool = True
     """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
-    and interpolate towards that. It takes seconds, no training. Where the last layer is frozen, or `refit_target` is
-    false, there is no such candidate."""
+    and interpolate towards that. It takes seconds, no training. Where training moved the image tower, the same fit also
+    starts from its checkpoints. Where the last layer is frozen, or `refit_target` is false, there is no such
+    candidate."""
     last_layer_constraints: bool = True
     """Fit the last layer under one retention constraint for each protected class, tightened by how much larger its loss
     is on images that a fit has not seen. Where it is false, or no image is counted out of fold (`folds`), one weight
@@ -93,7 +94,8 @@ class CandidatesConfig(Config):
         """How many candidates there are at most: those at lambda 0 are the same for every checkpoint."""
         moved = sum(lam > 0 for lam in self.lambdas)
         checkpoints = len(set(self.checkpoints))
-        places = moved * (checkpoints + 2 * self.last_layer) + len(self.lambdas) - moved
+        ends = checkpoints + (2 + checkpoints) * self.last_layer
+        places = moved * ends + len(self.lambdas) - moved
         return (places + checkpoints * self.as_trained) * len(set(self.target_bias))
 
     @property

@@ -22,10 +22,16 @@ def read_result_json(path: Path) -> Any:
     result = _moved(values, _RESULT)
     if isinstance(candidates := result.get("candidates"), list):
         result["candidates"] = [
-            _moved(entry, _CANDIDATE) if isinstance(entry, dict) else entry
+            _candidate(entry) if isinstance(entry, dict) else entry
             for entry in candidates  # pyright: ignore[reportUnknownVariableType]
         ]
     return result
+
+
+def _candidate(entry: dict[str, Any]) -> dict[str, Any]:
+    moved = _moved(entry, _CANDIDATE)
+    as_trained = moved.pop("as_trained", None)
+    return moved if as_trained is None else {**moved, "variant": "as-trained" if as_trained else ""}
 
 
 def former_form(config: Any) -> Any:

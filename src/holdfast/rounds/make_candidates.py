@@ -11,10 +11,19 @@ import pyarrow as pa
 from holdfast.artifacts import write_predictions
 from holdfast.candidates.crossfit import Folds, counted_images, make_folds
 from holdfast.candidates.generate import CandidateModels
-from holdfast.candidates.last_layer import LastLayerFits, LastLayerModels
-from holdfast.candidates.select import LAST_LAYER, LAST_LAYER_CONSTRAINED, LAST_LAYER_REFIT, UNTRAINED, Candidate
+from holdfast.candidates.last_layer_models import LastLayerFits, LastLayerModels
+from holdfast.candidates.select import (
+    AS_TRAINED,
+    LAST_LAYER,
+    LAST_LAYER_CONSTRAINED,
+    LAST_LAYER_REFIT,
+    ON_CHECKPOINT,
+    UNTRAINED,
+    Candidate,
+)
 from holdfast.data.round import LabelledSet
 from holdfast.model.classifier import Classifier
+from holdfast.model.feature_store import MemoryStore
 from holdfast.rounds.prepare import view_settings
 from holdfast.shared import is_sharing
 from holdfast.stages import stage
@@ -33,6 +42,7 @@ class CandidateMaker:
         self._untrained: CandidateModels | None = None
         self._last_layer: LastLayerFits | None = None
         self._fitted: dict[str, LastLayerModels] = {}
+        self._on_checkpoint: dict[str, LastLayerModels] = {}  # as _models
         self._without_training: dict[str, list[Candidate]] = {}  # scored once, by what they are called
 
     def refits(self, step: str) -> list[Candidate]:
@@ -51,12 +61,20 @@ class CandidateMaker:
         return self._without_training["last layer"]
 
     def from_checkpoint(self, step: str) -> list[Candidate]:
-        """Interpolations of the old weights with a checkpoint, without those at lambda 0."""
+        """Interpolations of the old weights with a checkpoint, without those at lambda 0, and the checkpoint itself: as
+        it was trained and, where its image tower moved, with all logits fitted anew on top."""
         stage(f"making candidates from {step}")
+        config, kept = self._config.candidates, MemoryStore()  # one pass of the checkpoint's tower serves them all
         lambdas = [lam for lam in self._config.lambdas if lam > 0]
-        made = [candidate for lam in lambdas for candidate in self._scored(step, lam, self.towards(step))]
-        if self._config.candidates.as_trained:
-            made += self._scored(step, 1.0, self.as_trained(step), as_trained=True)
+        made: list[Candidate] = []
+        for lam in lambdas:
+            made += self._scored(step, lam, self.towards(step), kept=kept if lam == 1 else None)
+        if config.as_trained:
+            made += self._scored(step, 1.0, self.as_trained(step), variant=AS_TRAINED, kept=kept)
+        if self._fits_on_checkpoints():
+            stage(f"fitting the last layer of {step}")
+            for lam in lambdas:
+                made += self._scored(step, lam, self.on_checkpoint(step), variant=ON_CHECKPOINT, kept=kept)
         return made
 
     def model(self, candidate: Candidate) -> Classifier:
@@ -64,8 +82,10 @@ class CandidateMaker:
         with self._round.keeping(still=not candidate.is_trained):
             if candidate.step in UNTRAINED:
                 return self._of_fits(candidate.step).model(candidate.lam, candidate.bias)
-            if candidate.as_trained:
+            if candidate.variant == AS_TRAINED:
                 return self.as_trained(candidate.step).model(candidate.lam, candidate.bias)
+            if candidate.variant == ON_CHECKPOINT:
+                return self.on_checkpoint(candidate.step).model(candidate.lam, candidate.bias)
             models = self.towards(candidate.step) if candidate.lam > 0 else self.refitted()
             return models.model(candidate.lam, candidate.bias)
 
@@ -88,17 +108,23 @@ class CandidateMaker:
         return made
 
     def _scored(
-        self, step: str, lam: float, models: CandidateModels | LastLayerModels, *, as_trained: bool = False
+        self,
+        step: str,
+        lam: float,
+        models: CandidateModels | LastLayerModels,
+        *,
+        variant: str = "",
+        kept: MemoryStore | None = None,
     ) -> list[Candidate]:
         """The candidates of one lambda."""
         stage(f"scoring candidates at lambda {lam:g} on dev images")
         round_, trained = self._round, lam > 0 and step not in UNTRAINED
-        with round_.keeping(still=not trained):
+        with round_.keeping(still=not trained, moved=kept):
             examples, old = self._counted(trained)
             tables = models.predictions(lam, examples, self._config.evaluate.batch)
         made: list[Candidate] = []
         for bias, table in zip(models.biases, tables, strict=True):
-            candidate = Candidate(step, lam, round_.compare(old, table), bias, as_trained=as_trained)
+            candidate = Candidate(step, lam, round_.compare(old, table), bias, variant=variant)
             if round_.runtime.is_main:
                 dev = table.slice(0, len(self._data.dev))
                 write_predictions(round_.folder.predictions(candidate.name, "dev"), dev)
@@ -132,6 +158,25 @@ class CandidateMaker:
     def as_trained(self, step: str) -> CandidateModels:
         """A checkpoint whose target is not refitted: it has seen no dev image."""
         return self._models_towards(self._round.checkpoint(step), refit=False)
+
+    def on_checkpoint(self, step: str) -> LastLayerModels:
+        """From a checkpoint, its target not refitted, to the fit of all logits that starts there."""
+        if step not in self._on_checkpoint:
+            fits = LastLayerFits(
+                self._round.checkpoint(step),
+                self._data,
+                view_settings(self._config.train, self._config.method),
+                in_tower=self._in_tower,
+                folds=None if self.folds is None else self.folds.only(self._data.dev.ids),
+            )
+            models = LastLayerModels(self._config.candidates, fits, self._round.runtime, refit=False)
+            self._on_checkpoint = {step: models}
+        return self._on_checkpoint[step]
+
+    def _fits_on_checkpoints(self) -> bool:
+        """Where the image tower stayed as it was, the fit that starts from the old model sees the same pictures."""
+        config = self._config
+        return config.fits_last_layer and not self._round.still and self._fits().possible()
 
     def _models_towards(self, checkpoint: Classifier | None, *, refit: bool = True) -> CandidateModels:
         return CandidateModels(

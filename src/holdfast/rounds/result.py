@@ -107,7 +107,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "step": candidate.step,
         "lambda": candidate.lam,
         "bias": candidate.bias,
-        "as_trained": candidate.as_trained,
+        "variant": candidate.variant,
         "chance": candidate.chance,
         "expected_gain": None if candidate.chance is None else candidate.expected_gain,
         "dev": comparison_json(candidate.dev),
@@ -118,7 +118,7 @@ def candidate_from_json(values: Mapping[str, Any], target: str) -> Candidate:
     """The inverse of :func:`candidate_json`."""
     dev = comparison_from_json(values["dev"], target)
     bias, chance = values.get("bias", 0.0), values.get("chance")
-    made = Candidate(values["step"], values["lambda"], dev, bias, chance, values.get("as_trained", False))
+    made = Candidate(values["step"], values["lambda"], dev, bias, chance, values.get("variant", ""))
     return made if made.name == values["name"] else replace(made, recorded=values["name"])
 
 

@@ -388,19 +388,20 @@ class Round:
 
     def _test_features(self) -> MemoryStore | None:
         """What backbones that do not move say of test images, for models and jobs of a process; never on disk."""
-        return once("test features", MemoryStore) if is_sharing() and self._still else None
+        return once("test features", MemoryStore) if is_sharing() and self.still else None
 
     # -- predictions ------------------------------------------------------------------------------------------------
 
-    def keeping(self, *, still: bool = False) -> AbstractContextManager[None]:
+    def keeping(self, *, still: bool = False, moved: MemoryStore | None = None) -> AbstractContextManager[None]:
         """Features of image towers that do not move are kept between runs: the old one's, its refit's, frozen ones'.
 
-        Of a tower whose last layer alone moves the store keeps what that layer sees.
+        Of a tower whose last layer alone moves the store keeps what that layer sees. Those of a tower that moved are
+        kept in ``moved``, where that is given.
         """
-        return features_kept(self._store if still or self._still else None)
+        return features_kept(self._store if still or self.still else moved)
 
     @property
-    def _still(self) -> bool:
+    def still(self) -> bool:
         """Whether no training moves what the image tower's last layer sees."""
         return self.config.model.freeze in ("image", "backbones", "towers")
 
