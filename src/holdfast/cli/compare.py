@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,9 +76,21 @@ def compare(
 
         print(write_singular_values(result, _no_line if quiet else _line).text())
     print(f"{result.jobs} jobs, {len(result.failed)} failed; tables and figures in {folder}")
-    for name, error in result.failed:
-        print(f"failed: {name}\n  {error}")
+    for line in _failures(result.failed):
+        print(line)
     return int(Exit.FAILED if result.failed else Exit.DONE)
+
+
+def _failures(failed: Sequence[tuple[str, str]]) -> list[str]:
+    """Each reason once, with the jobs that it stopped: what is wrong with a study stops all of them alike."""
+    by_reason: dict[str, list[str]] = {}
+    for name, error in failed:
+        by_reason.setdefault(error, []).append(name)
+    lines: list[str] = []
+    for error, names in by_reason.items():
+        more = f" and {len(names) - 1} more, for the same reason" if len(names) > 1 else ""
+        lines += [f"failed: {names[0]}{more}", *(f"  {line}" for line in error.splitlines())]
+    return lines
 
 
 def _list(step_ms: float | None) -> int:
