@@ -264,8 +264,9 @@ class OpenClipTowers(ProjectedTowers):
 
 def _computing_blocks(tower: nn.Module) -> AbstractContextManager[None]:
     """How the blocks of a tower that is called as it is are computed in the active mode."""
-    own = own_block_kernels()
-    return nullcontext() if own is None else own.computing_blocks(tower, active_mode())
+    mode = active_mode()
+    own = None if mode is None else own_block_kernels()
+    return nullcontext() if own is None else own.computing_blocks(tower, mode)
 
 
 def create_model(config: dict[str, Any]) -> Any:
