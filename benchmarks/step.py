@@ -3,11 +3,13 @@ the old model about every picture) and in the published one, with clean and pair
 
     python benchmarks/step.py                       # writes benchmarks/results/step.json and step-full.json
     python benchmarks/step.py --shapes tiny --out /tmp/results
+    python benchmarks/step.py --shapes bdd100k-siglip --views clean --open-clip     # open_clip's own step beside ours
     python benchmarks/step.py --kernels             # only step-kernels.txt: which kernels ten steps are made of
     python benchmarks/step.py --kernels --shapes small --forms default
 
 Pictures are read from a packed file and augmented on the device; losses are logged every ten steps and gradient shares
-measured as in any round.
+measured as in any round. With ``--open-clip`` open_clip's own step (``benchmarks/open_clip_step.py``) is timed after
+each shape, in the same process, with as many pairs as the step has pictures; a large model takes minutes to compile.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +32,82 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import open_clip_step
 from benchmarks.machine import commit, machine
 from holdfast.methods import base
 from holdfast.methods.forms import Form
+from holdfast.model.towers import TwoTowers
 from holdfast.runtime import Runtime, started
 from holdfast.train.bench import Figures, measure
 from holdfast.train.loop import train
-from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, train_config, write_pictures
+from holdfast.train.shapes import SHAPES, made_up_round, made_up_run, made_up_towers, train_config, write_pictures
+
+
+@lru_cache(maxsize=1)
+def towers_of(architecture: str) -> TwoTowers:
+    """Every run begins with a copy of these: random weights of a large model take a while to draw."""
+    return made_up_towers(architecture)
 
 
 def measure_shape(
-    shape_name: str, folder: Path, runtime: Runtime, views: str, form: Form, steps: int, **changes: Any
+    shape_name: str,
+    folder: Path,
+    runtime: Runtime,
+    views: str,
+    form: Form,
+    steps: int,
+    warm_up: int = 20,
+    **changes: Any,
 ) -> Figures:
     shape = SHAPES[shape_name]
     config = train_config(shape, **changes)
     path = folder / f"{shape_name}.bin"
     pixels = write_pictures(path, shape.images, shape.size)
+    data = made_up_round(shape, pixels, form=form)
     method, plan = made_up_run(
-        shape, made_up_round(shape, pixels, form=form), config, runtime, paired=views == "paired", form=form
+        shape, data, config, runtime, paired=views == "paired", form=form, towers=towers_of(shape.architecture)
     )
-    return measure(method, made_up_round(shape, pixels, form=form), plan, runtime, steps=steps)
+    return measure(method, data, plan, runtime, steps=steps, warm_up=warm_up)
+
+
+def measure_open_clip(
+    shape_name: str, steps: int, modes: Sequence[str], device: torch.device, backend: str = "inductor"
+) -> dict[str, Any]:
+    """open_clip's own step with as many pairs as a step of ours has pictures; what cannot be measured is left out."""
+    shape = SHAPES[shape_name]
+    found: dict[str, Any] = {"pairs": shape.pictures}
+    for mode in modes:
+        open_clip_step.free_memory()
+        began = time.perf_counter()
+        try:
+            row = open_clip_step.measured(
+                shape.architecture,
+                shape.pictures,
+                steps,
+                compiled=mode == "compiled",
+                device=device,
+                backend=backend,
+            )
+        except Exception:  # out of memory, or no model of open_clip
+            traceback.print_exc()
+            continue
+        found |= {f"{mode}_ms": row["ms"], f"{mode}_gib": row["gib"]}
+        print(f"{shape_name} open_clip {mode} {row}  all in {time.perf_counter() - began:.0f} s", flush=True)
+    open_clip_step.free_memory()
+    return found
+
+
+def beside(shape: str, entry: Mapping[str, Any]) -> list[str]:
+    """Lines that put our forms beside open_clip's step: above 1, ours takes less time."""
+    theirs = entry.get("open_clip", {})
+    return [
+        f"{shape} {form}: {entry[form]['ms']:.1f} ms, open_clip {mode} {theirs[f'{mode}_ms']:.1f} ms, "
+        f"{theirs[f'{mode}_ms'] / entry[form]['ms']:.2f} times ours"
+        for form in entry
+        if form != "open_clip" and "ms" in entry[form]
+        for mode in open_clip_step.MODES
+        if f"{mode}_ms" in theirs
+    ]
 
 
 # Kernels by what they do, the first pattern that fits; names are those of cuDNN, cuBLAS, PyTorch, Triton and our own.
@@ -172,57 +231,94 @@ def write(out: Path, short: dict[str, Any], full: dict[str, Any]) -> None:
     (out / "step-full.json").write_text(json.dumps(full, indent=2) + "\n")
 
 
+def variants_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Ways of computing a step that are asked for: changes to [train] by name."""
+    variants: dict[str, dict[str, Any]] = {"fast": {}}
+    if arguments.eager:
+        variants["eager"] = {"speed": "fast"}
+    if arguments.plain:
+        variants["plain"] = {"speed": "plain"}
+    return variants
+
+
+class Results:
+    """What was measured so far, on the screen and in files."""
+
+    def __init__(self, out: Path, steps: int) -> None:
+        self.out = out
+        self.full: dict[str, Any] = {"machine": machine(), "commit": commit(), "steps": steps, "runs": []}
+        self.short: dict[str, Any] = {}
+        self.lines: list[str] = []
+
+    def add(self, shape: str, variant: str, form: Form, views: str, figures: Figures, seconds: float) -> None:
+        """A run of ours."""
+        self.lines.append(line(f"{shape} {form} {views} {variant}", figures))
+        print(self.lines[-1], f" all in {seconds:.0f} s", flush=True)
+        run = {"shape": shape, "form": form, "views": views, "towers": variant, "seconds": seconds}
+        self.full["runs"].append(run | figures.to_json())
+        if variant == "fast":
+            entry = self.short.setdefault(shape, {}).setdefault(form, {})
+            if views == "clean":
+                entry |= {"ms": round(figures.milliseconds, 2), "gib": round(figures.memory_gib, 2)}
+            else:
+                entry["paired_ms"] = round(figures.milliseconds, 2)
+        write(self.out, self.short, self.full)
+
+    def add_open_clip(self, shape: str, theirs: dict[str, Any]) -> None:
+        """open_clip's step, after ours."""
+        entry = self.short.setdefault(shape, {})
+        entry["open_clip"] = theirs
+        self.full["runs"].append({"shape": shape, "open_clip": theirs})
+        self.lines += (found := beside(shape, entry))
+        print(*found, sep="\n", flush=True)
+        write(self.out, self.short, self.full)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["bdd100k", "places365"], choices=list(SHAPES))
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--warm-up", type=int, default=20, help="steps before those that are timed")
     parser.add_argument("--views", nargs="+", default=["clean", "paired"], choices=["clean", "paired"])
     parser.add_argument(
         "--forms", nargs="+", default=["default", "published"], choices=["default", "published", "authors"]
     )
     parser.add_argument("--plain", action="store_true", help="also the towers' own modules under autocast")
     parser.add_argument("--eager", action="store_true", help="also the fast towers without compilation")
+    parser.add_argument(
+        "--open-clip",
+        nargs="*",
+        choices=open_clip_step.MODES,
+        metavar="MODE",
+        help="also open_clip's own step: eager, compiled, or both where none is named",
+    )
     parser.add_argument("--kernels", action="store_true", help="profile ten steps instead, on a GPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    variants: dict[str, dict[str, Any]] = {"fast": {}}
-    if arguments.eager:
-        variants["eager"] = {"speed": "fast"}
-    if arguments.plain:
-        variants["plain"] = {"speed": "plain"}
-    full: dict[str, Any] = {"machine": machine(), "commit": commit(), "steps": arguments.steps, "runs": []}
-    short: dict[str, Any] = {}
-    lines: list[str] = []
+    results = Results(arguments.out, arguments.steps)
     with started("auto") as runtime, tempfile.TemporaryDirectory() as folder:
         if arguments.kernels:
             profile(arguments.shapes, arguments.forms, arguments.out, Path(folder), runtime)
             return
+        counts = arguments.steps, arguments.warm_up
         for shape in arguments.shapes:
-            for variant, changes in variants.items():
-                for form, views in itertools.product(arguments.forms, arguments.views):
-                    began = time.perf_counter()
-                    try:
-                        figures = measure_shape(shape, Path(folder), runtime, views, form, arguments.steps, **changes)
-                    except Exception:
-                        traceback.print_exc()
-                        continue
-                    seconds = time.perf_counter() - began
-                    lines.append(line(f"{shape} {form} {views} {variant}", figures))
-                    print(lines[-1], f" all in {seconds:.0f} s", flush=True)
-                    run = {"shape": shape, "form": form, "views": views, "towers": variant, "seconds": seconds}
-                    run |= figures.to_json()
-                    full["runs"].append(run)
-                    if variant == "fast":
-                        entry = short.setdefault(shape, {}).setdefault(form, {})
-                        if views == "clean":
-                            entry |= {"ms": round(figures.milliseconds, 2), "gib": round(figures.memory_gib, 2)}
-                        else:
-                            entry["paired_ms"] = round(figures.milliseconds, 2)
-                    write(arguments.out, short, full)
-                    gc.collect()
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
-    print("\n".join(["", *lines]))
+            runs = itertools.product(variants_of(arguments).items(), arguments.forms, arguments.views)
+            for (variant, changes), form, views in runs:
+                began = time.perf_counter()
+                try:
+                    figures = measure_shape(shape, Path(folder), runtime, views, form, *counts, **changes)
+                except Exception:
+                    traceback.print_exc()
+                else:
+                    results.add(shape, variant, form, views, figures, time.perf_counter() - began)
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            if arguments.open_clip is not None:
+                towers_of.cache_clear()
+                modes = arguments.open_clip or open_clip_step.MODES
+                results.add_open_clip(shape, measure_open_clip(shape, arguments.steps, modes, runtime.device))
+    print("\n".join(["", *results.lines]))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ OWNERS = torch.tensor([[0] * 5 + [1] * 7 + [-1] * 5, [2] * 17, [3] + [4] * 2 + [
 @pytest.mark.parametrize("quick", [False, True])
 def test_blocks_have_the_value_and_gradients_of_plain_ones(quick: bool, owners: Tensor | None) -> None:
     blocks = list(towers(quick_gelu=quick).model.visual.transformer.resblocks)
-    weights = [fast._block_weights(block) for block in blocks]
+    weights = [fast.block_weights(block) for block in blocks]
     heads, eps = blocks[0].attn.num_heads, blocks[0].ln_1.eps
     values = torch.randn(3, 17, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
     mask = None if owners is None else fast._own_text_before(owners)

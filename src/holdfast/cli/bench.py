@@ -20,7 +20,8 @@ def bench(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="A made-up round: bdd100k, places365 (ViT-B/16), bdd100k-large (ViT-L/14), small (parts), tiny."
+            help="A made-up round: bdd100k, places365 (ViT-B/16), bdd100k-large (ViT-L/14), bdd100k-huge (ViT-H/14), "
+            "bdd100k-siglip, small (parts), tiny."
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after a warm-up.")] = 50,

@@ -10,7 +10,7 @@ What makes it fast, and why each is exact:
 - one function stands for every block of a tower, so that ``torch.compile`` sees it once and not twelve times.
 
 :func:`holdfast.model.compute.computing` switches it on around a step. Towers that are built otherwise keep their own
-modules, under autocast.
+modules, under autocast; their blocks are computed by :mod:`holdfast.kernels.own_blocks`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from holdfast.data.round import TextRows
 from holdfast.kernels import fused
 from holdfast.model.compute import ComputeMode
 
-Weights = tuple[Tensor, ...]  # of one block, in the order of _block_weights
-_EXACT, _QUICK = "gelu", "quick_gelu"
+Weights = tuple[Tensor, ...]  # of one block, in the order of block_weights
+_EXACT, QUICK = "gelu", "quick_gelu"
 
 
 _cache: dict[Any, Callable[..., Tensor]] = {}
 
 
-def _way(mode: ComputeMode, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def way(mode: ComputeMode, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function as the mode has it: compiled, or as it stands."""
     return _compiled(function) if mode.compiled else function
 
@@ -109,7 +109,7 @@ class OpenBlock(ResidualAttentionBlock):
         self, q_x: Tensor, *args: Any, by: Callable[[Tensor, Weights], Tensor] | None = None, **options: Any
     ) -> Tensor:
         if by is not None:
-            return by(q_x, _block_weights(self))
+            return by(q_x, block_weights(self))
         return super().forward(q_x, *args, **options)
 
     @classmethod
@@ -141,10 +141,11 @@ def fast_text(text: Any) -> bool:
 
 
 def _plain_blocks(transformer: Any) -> bool:
-    return type(transformer) is Transformer and all(_plain_block(resblock) for resblock in transformer.resblocks)
+    return type(transformer) is Transformer and all(plain_block(resblock) for resblock in transformer.resblocks)
 
 
-def _plain_block(block: Any) -> bool:
+def plain_block(block: Any) -> bool:
+    """Whether a block is norm, attention, norm and MLP, each with biases, and nothing besides."""
     return (
         type(block) is OpenBlock
         and isinstance(block.ls_1, nn.Identity)
@@ -174,7 +175,7 @@ def image_features(visual: Any, images: Tensor, mode: ComputeMode) -> Tensor:
         images = functional.pad(images, (0, 0, 0, 0, 0, 0, 0, -count % (8 // math.gcd(8, grid) if fuses else 8)))
     with torch.autocast(images.device.type, enabled=False):
         norm = visual.ln_pre if isinstance(visual.ln_pre, nn.LayerNorm) else None
-        values = _way(mode, _embed_images)(
+        values = way(mode, _embed_images)(
             images,
             visual.conv1.weight,
             visual.class_embedding,
@@ -255,26 +256,27 @@ def _blocks(
     if fuses and inner:
         n, length, _ = values.shape
         eps = inner[0].ln_1.eps, inner[0].ln_2.eps
-        shape = fused.Shape(n, length, heads, _activation(last) == _QUICK, *eps, owners)
-        values, carried = fused.blocks(values, [_block_weights(block) for block in inner], shape)
+        shape = fused.Shape(n, length, heads, activation_of(last) == QUICK, *eps, owners)
+        values, carried = fused.blocks(values, [block_weights(block) for block in inner], shape)
         inner = []
     with attention_kernels(values, heads, plain=mask is None and not causal and bool(inner)):
         for block in inner:
-            settings = (mask, block.attn.num_heads, causal, _activation(block), block.ln_1.eps, block.ln_2.eps)
+            settings = (mask, block.attn.num_heads, causal, activation_of(block), block.ln_1.eps, block.ln_2.eps)
             again = transformer.grad_checkpointing and torch.is_grad_enabled()
             values = block(values, by=partial(_inner_block, mode, again, settings))
-    settings = (heads, _activation(last), last.ln_1.eps, last.ln_2.eps, carried)
-    return last(values, by=lambda values, weights: _way(mode, _last_block)(values, at, hidden, weights, *settings))
+    settings = (heads, activation_of(last), last.ln_1.eps, last.ln_2.eps, carried)
+    return last(values, by=lambda values, weights: way(mode, _last_block)(values, at, hidden, weights, *settings))
 
 
 def _inner_block(mode: ComputeMode, again: bool, settings: tuple[Any, ...], values: Tensor, weights: Weights) -> Tensor:
     """A whole block; ``again``: its activations are computed once more in the backward pass."""
     if again:
-        return checkpoint(_way(mode, _block), values, weights, *settings, use_reentrant=False)
-    return _way(mode, _block)(values, weights, *settings)
+        return checkpoint(way(mode, _block), values, weights, *settings, use_reentrant=False)
+    return way(mode, _block)(values, weights, *settings)
 
 
-def _block_weights(block: Any) -> Weights:
+def block_weights(block: Any) -> Weights:
+    """What a plain block multiplies with, in the order that all functions here expect."""
     attention, mlp = block.attn, block.mlp
     return (
         block.ln_1.weight,
@@ -292,8 +294,9 @@ def _block_weights(block: Any) -> Weights:
     )
 
 
-def _activation(block: Any) -> str:
-    return _QUICK if isinstance(block.mlp.gelu, QuickGELU) else _EXACT
+def activation_of(block: Any) -> str:
+    """Which of the two activations a plain block has."""
+    return QUICK if isinstance(block.mlp.gelu, QuickGELU) else _EXACT
 
 
 # -- what is compiled -------------------------------------------------------------------------------------------------
@@ -360,7 +363,7 @@ def _mlp(values: Tensor, dtype: torch.dtype, weights: Weights, activation: str, 
 
 
 def _activated(inner: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-    inner = inner * torch.sigmoid(1.702 * inner) if activation == _QUICK else functional.gelu(inner)
+    inner = inner * torch.sigmoid(1.702 * inner) if activation == QUICK else functional.gelu(inner)
     return _linear(inner, weight, bias)
 
 

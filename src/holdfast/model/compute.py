@@ -42,6 +42,16 @@ def fast_kernels() -> ModuleType | None:
     return fast
 
 
+@lru_cache(maxsize=1)
+def own_block_kernels() -> ModuleType | None:
+    """:mod:`holdfast.kernels.own_blocks`; None where the package was left out."""
+    try:
+        from holdfast.kernels import own_blocks
+    except ImportError:
+        return None
+    return own_blocks
+
+
 def has_fast_kernels() -> bool:
     """Whether :func:`fast_kernels` would find them. Asking imports no OpenCLIP: that takes seconds."""
     needed = ("open_clip", "holdfast.kernels", "holdfast.kernels.fast")  # a package before its modules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import open_clip
@@ -18,7 +19,7 @@ from typing_extensions import override
 
 from holdfast.data.round import TextRows
 from holdfast.errors import UserError
-from holdfast.model.compute import active_mode, fast_kernels
+from holdfast.model.compute import active_mode, fast_kernels, own_block_kernels
 from holdfast.model.towers import Preprocess, ProjectedTowers
 
 _LENGTH_STEP = 8  # texts are cut to a multiple of this: few shapes, and the same bits for batches of like lengths
@@ -134,12 +135,20 @@ class OpenClipTowers(ProjectedTowers):
     def has_fast_path(self) -> bool:
         return bool(self._fast_image and self._fast_text)
 
+    @property
+    @override
+    def records_steps(self) -> bool:
+        """Of towers that keep their own modules, those that were looked at (SigLIP's kind)."""
+        own = own_block_kernels()
+        return self.has_fast_path or (own is not None and own.is_recordable(self.model.visual, self._text))
+
     @override
     def image_features(self, images: Tensor) -> Tensor:
         mode, fast = active_mode(), fast_kernels()
         if mode is not None and fast is not None and self._fast_image:
             return fast.image_features(self.model.visual, images, mode)
-        return self.model.encode_image(images, normalize=False)
+        with _computing_blocks(self.model.visual):
+            return self.model.encode_image(images, normalize=False)
 
     @override
     def project(self, hidden: Tensor) -> Tensor:
@@ -164,7 +173,8 @@ class OpenClipTowers(ProjectedTowers):
         mode, fast = active_mode(), fast_kernels()
         if mode is not None and fast is not None and self._fast_image:
             return fast.image_features(visual, images, mode)
-        return visual(images)
+        with _computing_blocks(visual):
+            return visual(images)
 
     @override
     def text_backbone(self, tokens: Tensor) -> Tensor:
@@ -173,6 +183,10 @@ class OpenClipTowers(ProjectedTowers):
         mode, fast = active_mode(), fast_kernels()
         if mode is not None and fast is not None and self._fast_text:
             return fast.text_backbone(self._text, tokens, _ends(tokens, self._text), mode)
+        with _computing_blocks(self._text):
+            return self._own_text_backbone(tokens)
+
+    def _own_text_backbone(self, tokens: Tensor) -> Tensor:
         if self._cuts:
             return causal_backbone(self._text, tokens)
         if isinstance(self.model, CLIP):
@@ -246,6 +260,13 @@ class OpenClipTowers(ProjectedTowers):
             if self.bias is not None:
                 state[f"{self._projection_key}.bias"] = self.bias.detach()
         return state
+
+
+def _computing_blocks(tower: nn.Module) -> AbstractContextManager[None]:
+    """How the blocks of a tower that is called as it is are computed in the active mode."""
+    mode = active_mode()
+    own = None if mode is None else own_block_kernels()
+    return nullcontext() if own is None else own.computing_blocks(tower, mode)
 
 
 def create_model(config: dict[str, Any]) -> Any:

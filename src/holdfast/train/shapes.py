@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from holdfast.config import TrainConfig
 from holdfast.data.loader import ViewSettings, with_constraint_views
@@ -18,6 +22,7 @@ from holdfast.methods.forms import Form
 from holdfast.methods.holdfast import Holdfast, HoldfastConfig, ResearchConfig
 from holdfast.model.classifier import Classifier
 from holdfast.model.openclip import load_towers
+from holdfast.model.towers import TwoTowers
 from holdfast.runtime import Runtime
 from holdfast.train.compute_mode import compute_mode
 from holdfast.train.loop import TrainSpec
@@ -41,6 +46,11 @@ class Shape:
     constraint_per_task: int = 8
     size: int = 224  # pixels
 
+    @property
+    def pictures(self) -> int:
+        """Of a step: pairs, negatives and constraint images."""
+        return self.batch + (self.tasks_per_step or self.protected) * self.images_per_task
+
 
 SHAPES = {
     "bdd100k": Shape("ViT-B-16", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
@@ -48,6 +58,9 @@ SHAPES = {
     "tiny": Shape("tiny", 9, 64, None, 4, "a photo of a {}", 0.05, target_pairs=256, images=512, size=32),
     "small": Shape("parts-128", 6, 256, None, 17, "a photo of a {}", 0.05, constraint_per_task=100, size=128),
     "bdd100k-large": Shape("ViT-L-14", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
+    # Half the pairs: so many fit into the memory of one H200.
+    "bdd100k-huge": Shape("ViT-H-14", 5, 128, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
+    "bdd100k-siglip": Shape("ViT-B-16-SigLIP", 5, 256, None, 10, "the weather is {}", 0.05, constraint_per_task=100),
 }
 
 
@@ -107,12 +120,42 @@ def train_config(shape: Shape, **changes: object) -> TrainConfig:
     )
 
 
+def made_up_towers(architecture: str) -> TwoTowers:
+    """Towers with random weights. Nothing is fetched: a tokenizer that would be is made up, too."""
+    towers = load_towers(architecture, None, seed=0)
+    text = towers.spec().get("config", {}).get("text_cfg", {})
+    if text.get("hf_tokenizer_name"):
+        # SigLIP's tokenizer lies on a model hub. A step takes as long with any tokens of the right number and range.
+        vars(towers)["_tokenizer"] = made_up_tokenizer(text["context_length"], text["vocab_size"])
+    return towers
+
+
+def made_up_tokenizer(context_length: int, vocab_size: int) -> Callable[[Sequence[str]], Tensor]:
+    """A token a word, the same for the same word, filled up to the context's length with 1, as SigLIP's does."""
+
+    def tokenize(texts: Sequence[str]) -> Tensor:
+        tokens = torch.ones(len(texts), context_length, dtype=torch.int64)
+        for row, text in zip(tokens, texts, strict=True):
+            words = [2 + zlib.crc32(word.encode()) % (vocab_size - 2) for word in text.split()[: context_length - 1]]
+            row[: len(words)] = torch.tensor(words, dtype=torch.int64)
+        return tokens
+
+    return tokenize
+
+
 def made_up_run(
-    shape: Shape, data: RoundData, config: TrainConfig, runtime: Runtime, *, paired: bool, form: Form = "default"
+    shape: Shape,
+    data: RoundData,
+    config: TrainConfig,
+    runtime: Runtime,
+    *,
+    paired: bool,
+    form: Form = "default",
+    towers: TwoTowers | None = None,
 ) -> tuple[Method, TrainSpec]:
-    """The method over random weights, ready to be measured."""
+    """The method over random weights, ready to be measured; over a copy of ``towers`` where they are given."""
     method_config = HoldfastConfig(form=form, research=ResearchConfig(views="paired" if paired else "clean"))
-    towers = load_towers(shape.architecture, None, seed=0)
+    towers = made_up_towers(shape.architecture) if towers is None else copy.deepcopy(towers)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     old = Classifier(towers, data.tasks.classes, data.tasks.prompts, shape.class_temperature).to(runtime.device, dtype)
     new = old.copy()
