@@ -38,8 +38,9 @@ from benchmarks.machine import commit, machine
 from benchmarks.rounds import classes_of
 from holdfast.candidates.chance import SealedTest
 from holdfast.candidates.crossfit import CrossFit, Folds, cross_fit
+from holdfast.candidates.directions import target_direction
 from holdfast.candidates.logit_bias import lowered_by
-from holdfast.candidates.refit import Pictures, TargetRefit, target_direction
+from holdfast.candidates.refit import Pictures, TargetRefit
 from holdfast.candidates.select import Candidate, rank_for_testing, with_chances
 from holdfast.certify.exact.score_test import passes
 from holdfast.config import CandidatesConfig

@@ -43,9 +43,10 @@ from benchmarks.crossfit import BIASES, FOLDS, LEVEL, VIEWS, Bed, shared_out
 from benchmarks.machine import commit, machine
 from holdfast.candidates import select
 from holdfast.candidates.chance import SealedTest
+from holdfast.candidates.directions import target_direction
 from holdfast.candidates.last_layer import LastLayerFit, fit_last_layer, generalisation_gaps
 from holdfast.candidates.logit_bias import lowered_by, steady_direction
-from holdfast.candidates.refit import Pictures, refit_from_features, target_direction
+from holdfast.candidates.refit import Pictures, refit_from_features
 from holdfast.candidates.select import (
     LAST_LAYER,
     LAST_LAYER_CONSTRAINED,

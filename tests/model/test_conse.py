@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from holdfast.artifacts import read_json
-from holdfast.candidates.refit import TargetRefit, target_direction
+from holdfast.candidates.directions import target_direction
+from holdfast.candidates.refit import TargetRefit
 from holdfast.data.prompts import article
 from holdfast.errors import UserError
 from holdfast.model.classifier import Classifier

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from holdfast.candidates import crossfit
 from holdfast.candidates.crossfit import Folds, counted_images, cross_fit, make_folds, out_of_fold
-from holdfast.candidates.refit import Pictures, refit_from_features, target_direction
+from holdfast.candidates.directions import target_direction
+from holdfast.candidates.refit import Pictures, refit_from_features
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.seen import Seen, Use
 from holdfast.data.task import TaskSpec

@@ -16,15 +16,10 @@ from torch import Tensor, nn
 
 from holdfast.candidates import last_layer
 from holdfast.candidates.crossfit import Folds
-from holdfast.candidates.last_layer import (
-    can_fit,
-    class_directions,
-    distillation,
-    fit_last_layer,
-    generalisation_gaps,
-)
+from holdfast.candidates.directions import class_directions, target_direction
+from holdfast.candidates.last_layer import can_fit, distillation, fit_last_layer, generalisation_gaps
 from holdfast.candidates.last_layer_models import LastLayerFits, LastLayerModels
-from holdfast.candidates.refit import Design, Pictures, refit_from_features, target_direction
+from holdfast.candidates.refit import Design, Pictures, refit_from_features
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import RoundData

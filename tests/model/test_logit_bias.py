@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from holdfast.candidates.logit_bias import (
     Products,
-    class_matrices,
     features_of,
     lowered_by,
     steady_direction,
+    steady_in_layer,
     with_lower_logit,
 )
-from holdfast.data.round import LabelledSet
-from holdfast.model.classifier import Classifier
+from holdfast.data.round import LabelledSet, RoundData
+from holdfast.evaluate.predict import predict, predict_each
+from holdfast.model.classifier import Classifier, class_matrices
 from holdfast.model.folder import load_model, save_model
 from holdfast.model.interpolate import interpolate
+from holdfast.model.openclip_towers import OpenClipTowers
 from tests.model.conftest import CLASSES, PROMPTS
 
 Disturb = Callable[[nn.Module, float], None]
@@ -171,3 +173,110 @@ def test_one_pass_of_the_text_tower_for_all_biases(classifier: Classifier, distu
         for matrix, item in zip(class_matrices(together), alone, strict=True):
             assert torch.equal(matrix, item.class_matrix())
     assert not torch.equal(alone[1].class_matrix(), alone[2].class_matrix())
+
+
+def raised_in_layer(model: Classifier, images: Tensor, amounts: list[float]) -> tuple[Tensor, list[Classifier]]:
+    """s over these pictures, and the models with the logit of "foggy" lowered by each amount."""
+    hidden = model.towers.image_hidden(images)
+    features = model.towers.project(hidden)
+    in_layer = steady_direction(hidden / features.norm(dim=1, keepdim=True))
+    direction = steady_direction(model.finished(features))
+    return in_layer, lowered_by(model, "foggy", amounts, direction, in_layer)
+
+
+def test_a_raise_in_the_last_layer_is_what_its_formula_says(
+    classifier: Classifier, images: Tensor, disturb: Disturb
+) -> None:
+    """Written out, in float64: one logit grows by amount · h · s, and then all are divided by the new length."""
+    classifier.begin_round(rank=3, seed=1)
+    disturb(classifier, 0.1)
+    model = classifier.double().frozen_copy()
+    pictures = images.double()
+    in_layer, (raised, itself, lowered) = raised_in_layer(model, pictures, [-2.0, 0.0, 1.5])
+    assert itself is model
+    assert lowered.towers is model.towers  # lowered in the class's head, as ever
+    assert raised.towers is not model.towers
+    hidden = model.towers.image_hidden(pictures)
+    before, after = (item.towers.project(hidden) for item in (model, raised))
+    wanted = (before @ model.class_matrix().T) / model.class_temperature
+    wanted[:, 1] += 2.0 * (hidden @ in_layer)
+    wanted /= after.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(raised.logits(pictures), wanted, rtol=1e-9, atol=1e-9)
+    assert torch.equal(raised.class_matrix(), model.class_matrix())
+
+
+def test_the_further_a_logit_is_raised_the_more_pictures_have_the_class(classifier: Classifier) -> None:
+    """In the head this ends early: the class's feature is brought back to length 1."""
+    model = classifier.double().frozen_copy()
+    noise = torch.randn(200, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    amounts = [-float(amount) for amount in (16, 8, 4, 2, 1, 0)]
+    _, models = raised_in_layer(model, noise, amounts)
+    found = [item.logits(noise).argmax(dim=1) for item in models]
+    counts = [int((item == 1).sum()) for item in found]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 200 > counts[-1]
+    for item in found:  # a picture goes to the class, or stays where it was
+        assert bool(((item == 1) | (item == found[-1])).all())
+
+
+def test_where_the_last_layer_is_out_of_reach_the_head_raises_the_logit(classifier: Classifier, images: Tensor) -> None:
+    model = classifier.frozen_copy()
+    direction = steady_direction(model.image_features(images))
+    (raised,) = lowered_by(model, "foggy", [-1.0], direction)
+    assert raised.towers is model.towers
+    assert torch.equal(raised.class_matrix(), with_lower_logit(model, "foggy", -1.0, direction).class_matrix())
+    classifier.use_linear()
+    model = classifier.frozen_copy()
+    assert steady_in_layer(model, made_up_data()) is None
+
+
+def made_up_data() -> RoundData:
+    from holdfast.train.shapes import SHAPES, made_up_round
+
+    class Pixels:
+        size = 32
+
+        def __len__(self) -> int:
+            return 64
+
+        def read(self, rows: np.ndarray) -> Tensor:
+            draws = [torch.Generator().manual_seed(int(row)) for row in rows]
+            return torch.stack([torch.randint(256, (3, 32, 32), generator=draw, dtype=torch.uint8) for draw in draws])
+
+    return made_up_round(SHAPES["tiny"], Pixels())  # pyright: ignore[reportArgumentType]
+
+
+def test_the_steady_direction_of_the_last_layer_is_near_one_on_every_picture(classifier: Classifier) -> None:
+    model, data = classifier.frozen_copy(), made_up_data()
+    found = steady_in_layer(model, data)
+    assert found is not None
+    pixels = model.preprocess.normalise(data.constraint.images())
+    hidden = model.towers.image_hidden(pixels)
+    lengths = model.towers.project(hidden).norm(dim=1, keepdim=True)
+    raised = (hidden / lengths).double() @ found
+    assert raised.mean() == pytest.approx(1.0, abs=0.1)
+    assert raised.std() < 0.2
+
+
+def test_models_that_differ_in_the_last_layer_are_asked_in_one_pass(
+    classifier: Classifier, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = classifier.frozen_copy(), made_up_data()
+    model = model.with_classes(("a", "foggy", "c"), (("a",), ("foggy",), ("c",)))
+    _, models = raised_in_layer(model, images, [-2.0, -1.0, 0.0, 1.0])
+    labels = np.arange(len(data.dev)) % 3
+    examples = LabelledSet(data.dev.pixels, data.dev.rows, labels, data.dev.ids)
+    alone = [predict(item, examples, item.classes) for item in models]
+    passes, hidden = 0, OpenClipTowers.image_hidden
+
+    def counted(towers: OpenClipTowers, pixels: Tensor) -> Tensor:
+        nonlocal passes
+        passes += len(pixels)
+        return hidden(towers, pixels)
+
+    monkeypatch.setattr(OpenClipTowers, "image_hidden", counted)
+    together = predict_each(models, examples, batch_size=16, device=torch.device("cpu"))
+    assert passes == len(examples)
+    for table, expected in zip(together, alone, strict=True):
+        assert table.equals(expected)
+    assert len({tuple(table["loss"].to_pylist()) for table in together}) == 4

@@ -14,7 +14,8 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from holdfast.candidates.refit import TargetRefit, own_direction, refit_from_features, refit_target, target_direction
+from holdfast.candidates.directions import own_direction, target_direction
+from holdfast.candidates.refit import TargetRefit, refit_from_features, refit_target
 from holdfast.candidates.solver import logistic, minimise
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.task import TaskSpec

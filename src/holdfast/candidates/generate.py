@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from holdfast.candidates.crossfit import CrossFit, Folds, cross_fit, out_of_fold
-from holdfast.candidates.logit_bias import class_matrices, lowered_by, with_target_bias
-from holdfast.candidates.refit import see_pictures, target_direction
+from holdfast.candidates.directions import target_direction
+from holdfast.candidates.logit_bias import lowered_by, steady_in_layer, with_target_bias
+from holdfast.candidates.refit import see_pictures
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, RoundData
@@ -43,6 +44,7 @@ class CandidateModels:
         self.views, self.runtime, self.in_tower, self.folds = views, runtime, in_tower, folds
         self.refit_key, self.refit = refit_key, refit and config.refit_target
         self.refits: dict[float, CrossFit] = {}  # by lambda
+        self._steady: dict[float, Tensor | None] = {}  # by lambda
         self._last: tuple[float, Classifier] | None = None  # the interpolation that was asked for last
 
     @property
@@ -70,20 +72,20 @@ class CandidateModels:
     def _predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
         folds = self.folds_at(lam)
         if folds is None:
-            shared = self.at(lam)
-            return predict_each_on_ranks(shared, self.class_matrices(shared), examples, batch, self.runtime)
+            models = self._biased(lam, self.biases)
+            return predict_each_on_ranks(models, examples, batch, self.runtime)
 
         def without(fold: int, part: LabelledSet) -> list[pa.Table]:
-            return predict_each_on_ranks(*self.without_fold(lam, fold), part, batch, self.runtime)
+            return predict_each_on_ranks(self.without_fold(lam, fold), part, batch, self.runtime)
 
         return out_of_fold(examples, folds, without)
 
-    def without_fold(self, lam: float, fold: int) -> tuple[Classifier, Sequence[Tensor]]:
-        """The model at lambda, refitted without the images of a fold, and its class matrices, one a bias."""
+    def without_fold(self, lam: float, fold: int) -> list[Classifier]:
+        """The model at lambda, refitted without the images of a fold, with each bias."""
         model = self._between(lam)
         refit, steady = self._fitted(lam, model).folds[fold]
-        changed = refit.applied(model)
-        return changed, class_matrices(lowered_by(changed, self.data.tasks.target, self.biases, steady))
+        name = self.data.tasks.target
+        return lowered_by(refit.applied(model), name, self.biases, steady, self._steady_in_layer(lam))
 
     def folds_at(self, lam: float) -> Folds | None:
         """The images that are counted out of fold: at lambda 0 all that are dealt, and else the dev images."""
@@ -91,11 +93,19 @@ class CandidateModels:
 
     def model(self, lam: float, bias: float) -> Classifier:
         """One candidate."""
-        return with_target_bias(self.at(lam), self.data, [bias])[0]
+        return self._biased(lam, [bias])[0]
 
-    def class_matrices(self, model: Classifier) -> Sequence[Tensor]:
-        """Class matrices of the candidates that share a model's image tower, one a bias."""
-        return class_matrices(with_target_bias(model, self.data, self.biases))
+    def _biased(self, lam: float, amounts: Sequence[float]) -> list[Classifier]:
+        in_layer = self._steady_in_layer(lam) if min(amounts) < 0 else None
+        return with_target_bias(self.at(lam), self.data, amounts, in_layer)
+
+    def _steady_in_layer(self, lam: float) -> Tensor | None:
+        """By what the tower says before a refit: it moves neither what the last layer sees nor lengths by much."""
+        if not self.in_tower or min(self.biases) >= 0:
+            return None
+        if lam not in self._steady:
+            self._steady[lam] = steady_in_layer(self._between(lam), self.data)
+        return self._steady[lam]
 
     def _between(self, lam: float) -> Classifier:
         if lam == 0:

@@ -38,10 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holdfast.candidates.refit import (
-    Design,
-    Pictures,
-)
+from holdfast.candidates.directions import class_directions
+from holdfast.candidates.refit import Design, Pictures
 from holdfast.candidates.solver import minimise_linear
 from holdfast.model.classifier import Classifier
 from holdfast.runtime import sums_by
@@ -53,7 +51,6 @@ _RIDGE = 0.01
 _STEPS, _STEPS_NEAR = 100, 50  # of the solver, from nothing and after a change of the multipliers
 _TRUE, _MOST, _STRENGTH = 1e-3, 12, 0.3  # constraints: to which precision, in how many rounds, with which first penalty
 _LEFT = 0.05  # of a class's old loss: no constraint asks for less
-_FREE = 0.05  # share of a class feature's length that all others must leave to it: below, its logit stays as it is
 
 
 @dataclass(frozen=True)
@@ -91,17 +88,6 @@ class LastLayerFit:
             return pictures
         added = lam * (pictures.hidden.double() @ self.weights.double()) @ self.directions.double()
         return replace(pictures, features=pictures.features.double() + added)
-
-
-@torch.no_grad()
-def class_directions(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """d of every row of [K, D], [K, D], and which of them the other rows leave enough room for, [K]."""
-    rows = matrix.double().cpu()
-    directions = torch.linalg.pinv(rows, rtol=1e-9).T
-    own = (rows * directions).sum(dim=1)  # below 1 where a row depends on others
-    room = 1 / directions.norm(dim=1).clamp(min=1e-12)
-    free = (room >= _FREE * rows.norm(dim=1)) & ((own - 1).abs() < 1e-6)
-    return directions.to(matrix.device), free.to(matrix.device)
 
 
 def can_fit(model: Classifier, name: str, *, in_tower: bool) -> bool:

@@ -7,8 +7,9 @@ fold, which has not seen its images.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from holdfast.candidates.crossfit import Folds, out_of_fold
+from holdfast.candidates.directions import target_direction
 from holdfast.candidates.last_layer import LastLayerFit, can_fit, distillation, fit_last_layer, generalisation_gaps
-from holdfast.candidates.logit_bias import class_matrices, lowered_by, steady_direction, with_target_bias
-from holdfast.candidates.refit import Pictures, TargetRefit, refit_from_features, see_pictures, target_direction
+from holdfast.candidates.logit_bias import lowered_by, steady_direction, steady_in_layer, with_target_bias
+from holdfast.candidates.refit import Pictures, TargetRefit, refit_from_features, see_pictures
 from holdfast.config import CandidatesConfig
 from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, RoundData
@@ -90,6 +92,11 @@ class LastLayerFits:
     def possible(self) -> bool:
         """Whether there can be any."""
         return can_fit(self.start, self.data.tasks.target, in_tower=self.in_tower)
+
+    @cached_property
+    def steady_in_layer(self) -> Tensor | None:
+        """By what the start says: a fit moves neither what the last layer sees nor lengths by much."""
+        return steady_in_layer(self.start, self.data) if self.in_tower else None
 
     def changes(self, lam: float, *, refit: bool) -> tuple[_Change, ...]:
         """The change on all pictures, and those of the folds."""
@@ -163,21 +170,24 @@ class LastLayerModels:
     def _predictions(self, lam: float, examples: LabelledSet, batch: int) -> list[pa.Table]:
         fits = self.fits
         if fits.folds is None:
-            model = self._at(lam)[0].applied(fits.start)
-            matrices = class_matrices(with_target_bias(model, fits.data, self.biases))
-            return predict_each_on_ranks(model, matrices, examples, batch, self.runtime)
+            return predict_each_on_ranks(self._biased(lam, self.biases), examples, batch, self.runtime)
 
         def without(fold: int, part: LabelledSet) -> list[pa.Table]:
             change = self._at(lam)[1 + fold]
             model = change.applied(fits.start)
-            matrices = class_matrices(lowered_by(model, fits.data.tasks.target, self.biases, change.steady))
-            return predict_each_on_ranks(model, matrices, part, batch, self.runtime)
+            models = lowered_by(model, fits.data.tasks.target, self.biases, change.steady, fits.steady_in_layer)
+            return predict_each_on_ranks(models, part, batch, self.runtime)
 
         return out_of_fold(examples, fits.folds, without)
 
     def model(self, lam: float, bias: float) -> Classifier:
         """One candidate."""
-        return with_target_bias(self._at(lam)[0].applied(self.fits.start), self.fits.data, [bias])[0]
+        return self._biased(lam, [bias])[0]
+
+    def _biased(self, lam: float, amounts: Sequence[float]) -> list[Classifier]:
+        fits = self.fits
+        in_layer = fits.steady_in_layer if min(amounts) < 0 else None
+        return with_target_bias(self._at(lam)[0].applied(fits.start), fits.data, amounts, in_layer)
 
     def _at(self, lam: float) -> tuple[_Change, ...]:
         """What the first rank finds, on every rank: the bits of a sum depend on the machine."""

@@ -1,4 +1,4 @@
-"""A class that is predicted less often: its logit lowered by about the same amount on every picture, in the weights.
+"""A class that is predicted less often, or more: its logit moved by about the same amount on every picture.
 
 A round that gains on its target can lose pictures of other classes to it. A bias on the target's logit trades the one
 for the other, and the weights can carry it: with v such that f · v is near 1 for every picture's feature f,
@@ -7,6 +7,12 @@ for the other, and the weights can carry it: with v such that f · v is near 1 f
 
 which is one more factor of rank one in the class's head, so that models with it are stored, served, exported and
 developed further like any other.
+
+Raised like that a class gains little: E2_c + amount · tau_0 · v grows longer, and brought back to length 1 it tells its
+own pictures from others by less. Where the last layer of the image tower may move, E1(x) = h(x) A, the logit is raised
+there: with s such that h · s / |E1| is near 1 for every picture, and d of :mod:`holdfast.candidates.directions`,
+
+    A <- A + amount · tau_0 · s dᵀ                 raises s_c(x) / tau_0 by about ``amount``, and changes no other order
 """
 
 from __future__ import annotations
@@ -17,9 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from holdfast.candidates.directions import target_direction
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.model.classifier import Classifier, full_precision
-from holdfast.model.feature_store import encode_set
+from holdfast.model.feature_store import What, encode_set
 from holdfast.model.heads import HeadRound
 from holdfast.model.prompt_features import prompt_backbone
 
@@ -91,14 +98,35 @@ def _solved(gram: Tensor, right: Tensor, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def features_of(model: Classifier, sets: list[LabelledSet | PairSet], *, most: int = 500, batch: int = 250) -> Tensor:
-    """E1 of the evaluation views of at most ``most`` pictures of each set, evenly spread over it: [n, D]."""
+def features_of(
+    model: Classifier,
+    sets: Sequence[LabelledSet | PairSet],
+    *,
+    what: What = "features",
+    most: int = 500,
+    batch: int = 250,
+) -> Tensor:
+    """What the tower says of the evaluation views of at most ``most`` pictures of each set, evenly spread over it.
+
+    E1, [n, D]; or ``what`` its last layer sees, [n, width].
+    """
     found: list[Tensor] = []
     for examples in sets:
         rows = torch.linspace(0, len(examples) - 1, min(most, len(examples))).round().long().numpy()
-        encoded = encode_set(model.towers, examples, model.towers.projection, positions=rows, batch=batch)
-        found += [model.finished(features) for _, features in encoded]
+        encoded = encode_set(model.towers, examples, model.towers.projection, what=what, positions=rows, batch=batch)
+        found += [model.finished(seen) if what == "features" else full_precision(seen) for _, seen in encoded]
     return torch.cat(found)
+
+
+@torch.no_grad()
+def steady_in_layer(model: Classifier, data: RoundData) -> Tensor | None:
+    """s with h · s / |E1| near 1 over the round's pictures, [width]; None where the tower ends in something else."""
+    if model.linear is not None or model.towers.image_projection is None:
+        return None
+    hidden = features_of(model, [data.constraint, data.target], what="hidden")
+    features = model.towers.project(hidden).double()
+    lengths = features.norm(dim=1, keepdim=True) if model.towers.unit_features else torch.ones_like(features[:, :1])
+    return steady_direction(hidden.double() / lengths)
 
 
 def with_lower_logit(model: Classifier, name: str, amount: float, direction: Tensor) -> Classifier:
@@ -154,30 +182,42 @@ def prompt_features(model: Classifier, name: str) -> Tensor:
     return nn.functional.normalize(_prompts(model, name)[1], dim=1)
 
 
-def with_target_bias(model: Classifier, data: RoundData, amounts: Sequence[float]) -> list[Classifier]:
-    """The model with the target's logit lowered by each of the amounts, by what it sees in the round's pictures."""
+def with_target_bias(
+    model: Classifier, data: RoundData, amounts: Sequence[float], in_layer: Tensor | None = None
+) -> list[Classifier]:
+    """The model with the target's logit lowered by each of the amounts, by what it sees in the round's pictures.
+
+    ``in_layer`` is :func:`steady_in_layer` of a model with this one's tower, where the last layer may move.
+    """
     if not any(amounts):
         return [model] * len(amounts)
     direction = steady_direction(features_of(model, [data.constraint, data.target]))
-    return lowered_by(model, data.tasks.target, amounts, direction)
+    return lowered_by(model, data.tasks.target, amounts, direction, in_layer)
 
 
 @torch.no_grad()
-def lowered_by(model: Classifier, name: str, amounts: Sequence[float], direction: Tensor) -> list[Classifier]:
-    """The model with a class's logit lowered by each of the amounts; for nothing it is the model itself."""
-    moves = [-amount * model.class_temperature * direction for amount in amounts if amount]
-    moved = iter(_moved_class(model, name, moves) if moves else ())
-    return [next(moved) if amount else model for amount in amounts]
+def lowered_by(
+    model: Classifier, name: str, amounts: Sequence[float], direction: Tensor, in_layer: Tensor | None = None
+) -> list[Classifier]:
+    """The model with a class's logit lowered by each of the amounts; for nothing it is the model itself.
+
+    Amounts below 0 raise it, in the last layer where ``in_layer`` is given and the other classes leave it a direction.
+    """
+    own = target_direction(model, name) if in_layer is not None and min(amounts, default=0.0) < 0 else None
+    in_head = [amount for amount in amounts if amount > 0 or (amount < 0 and own is None)]
+    moves = [-amount * model.class_temperature * direction for amount in in_head]
+    moved = dict(zip(in_head, _moved_class(model, name, moves) if moves else (), strict=True))
+    if in_layer is not None and own is not None:
+        moved |= {amount: _raised(model, -amount, in_layer, own) for amount in amounts if amount < 0}
+    return [moved[amount] if amount else model for amount in amounts]
 
 
-@torch.no_grad()
-def class_matrices(models: Sequence[Classifier]) -> list[Tensor]:
-    """Class matrices of models that share their towers, prompts and label space: one pass of the text tower."""
-    first = models[0]
-    if first.linear is not None:
-        return [model.class_matrix() for model in models]
-    backbone = prompt_backbone(first.towers, first.prompt_tokens)
-    return [model.class_features_of(backbone) for model in models]
+def _raised(model: Classifier, amount: float, in_layer: Tensor, own: Tensor) -> Classifier:
+    changed = model.copy_with_own_last_layer()
+    layer = changed.towers.image_projection
+    assert layer is not None
+    layer.add_(torch.outer(amount * model.class_temperature * in_layer, own).to(layer))
+    return changed
 
 
 def _prompts(model: Classifier, name: str) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from holdfast.candidates.directions import target_direction
 from holdfast.candidates.logit_bias import moved_class, prompt_features, steady_direction
 from holdfast.candidates.solver import logistic, minimise, minimise_linear
 from holdfast.data.round import LabelledSet, PairSet, RoundData, View
@@ -43,7 +44,6 @@ _IN_HEAD = (1 / 3, 0.0)  # the target's logit counts for so much more on protect
 _WON = 0.5  # of its own pictures that the model misses the target must win as many, or it is named more readily
 _RIDGE = 0.01  # on the weights of features that are scaled to a spread of about 1
 VIEWS, MOST = 4, 10_000  # views of a picture, the evaluation view among them; and pictures, views counted, in all
-_FREE = 0.05  # share of E2_c's length that the other classes must leave to the target alone
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,6 @@ def refit_target(
     return refit_from_features(model, name, direction, *seen.tensors)
 
 
-@torch.no_grad()
-def target_direction(model: Classifier, name: str) -> Tensor | None:
-    """d of a class: None where the other classes leave it none, or the last layer is out of reach."""
-    if model.towers.image_projection is None:
-        return None
-    return own_direction(model.class_matrix(), model.class_index(name))
-
-
 def refit_from_features(
     model: Classifier,
     name: str,
@@ -235,19 +227,6 @@ def _forward(raised: Callable[[float], Tensor], logits: Tensor, labels: Tensor, 
         middle = (low + high) / 2
         low, high = (low, middle) if won(middle) >= wanted else (middle, high)
     return high
-
-
-def own_direction(matrix: Tensor, row: int) -> Tensor | None:
-    """d with d · E2_row = 1 and d · E2_k = 0 for every other row k of [K, D]; None where there is next to none."""
-    own, others = matrix[row].double().cpu(), torch.cat([matrix[:row], matrix[row + 1 :]]).double().cpu()
-    basis, sizes, _ = torch.linalg.svd(others.T, full_matrices=False)
-    basis = basis[:, sizes > 1e-9 * sizes.max()]
-    rest = own
-    for _ in range(2):  # twice is enough: what rounding leaves of the first time goes with the second
-        rest = rest - basis @ (basis.T @ rest)
-    if rest.norm() < _FREE * own.norm():
-        return None
-    return (rest / (rest @ own)).to(matrix.device)
 
 
 def _solve(

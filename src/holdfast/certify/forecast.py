@@ -67,9 +67,12 @@ class ExpectedFlips:
     fitted: Flips = Flips(gained=0.11, lost=0.035)  # the same for a fit of the last layer
 
     def at(self, lam: float, bias: float = 0.0, *, fitted: bool = False) -> Flips:
-        """Flips of protected classes that are expected of a candidate at lambda; a bias of 1 halves what is lost."""
+        """Flips of protected classes that are expected of a candidate at lambda; a bias of 1 halves what is lost.
+
+        However far a target is raised, no more than half of a class is expected to be lost to it.
+        """
         added = self.fitted if fitted else self.moved
-        lost = (self.protected.lost + lam * added.lost) / 2.0**bias
+        lost = min(0.5, (self.protected.lost + lam * added.lost) / 2.0 ** max(bias, -64.0))
         return Flips(self.protected.gained + lam * added.gained, lost)
 
 

@@ -73,10 +73,10 @@ class CandidatesConfig(Config):
     out of fold: each by a fit that has not seen it. The refit of the old model also counts training images that this
     model has not seen, by its record or because its weights were published by others. 0 fits on training images
     alone."""
-    target_bias: Many[float] = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    target_bias: Many[float] = (-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
     """How much is taken off the target's logit: each lambda gives a candidate for each of these, and those that predict
-    the target less often take fewer images away from protected classes. Below 0 it is added: where protected classes
-    have room to spare, the target gains more."""
+    the target less often take fewer images away from protected classes. Below 0 it is added, in the image tower's last
+    layer where that may move: where protected classes have room to spare, the target gains more."""
     least_chance: Annotated[float, Field(ge=0, le=1)] = 0.25
     """A candidate is tested on the sealed images only where its chance to pass, by its dev images, is at least this;
     else the old model is handed back and the sealed set stays unspent."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.artifacts import PREDICTIONS
 from holdfast.data.round import LabelledSet
 from holdfast.errors import TrainingError, UserError
-from holdfast.model.classifier import Classifier
+from holdfast.model.classifier import Classifier, class_matrices, full_precision
 from holdfast.model.feature_store import encode_set
 from holdfast.model.towers import Preprocess
 from holdfast.runtime import Runtime
@@ -62,7 +62,7 @@ def predict(
     with torch.no_grad():
         like = torch.empty(0, device=device, dtype=dtype)
         if isinstance(model, Classifier):
-            scored = _scored_features(model, [model.class_matrix()], examples, batch_size, like, preprocess)
+            scored = _scored_models([model], examples, batch_size, like, preprocess)
         else:
             batches = preprocess.batches(examples, like, batch=batch_size)
             scored = _score(((here, (model(images),)) for here, images in batches), examples, 1)
@@ -70,14 +70,16 @@ def predict(
 
 
 def predict_each(
-    model: Classifier, matrices: Sequence[Tensor], examples: LabelledSet, *, batch_size: int, device: torch.device
+    models: Sequence[Classifier], examples: LabelledSet, *, batch_size: int, device: torch.device
 ) -> list[pa.Table]:
-    """:func:`predict` of models that share the image tower and differ in the class matrix: one pass of the tower."""
+    """:func:`predict` of models that differ in the image tower's last layer and in their classes' features alone.
 
-    like = torch.empty(0, device=device, dtype=model.towers.projection.dtype)
+    The towers are run once.
+    """
+    like = torch.empty(0, device=device, dtype=models[0].towers.projection.dtype)
     with torch.no_grad():
-        scored = _scored_features(model, matrices, examples, batch_size, like)
-    return [_table(item, examples, model.classes) for item in scored]
+        scored = _scored_models(models, examples, batch_size, like)
+    return [_table(item, examples, models[0].classes) for item in scored]
 
 
 def _table(scored: _Scores, examples: LabelledSet, classes: Sequence[str]) -> pa.Table:
@@ -112,22 +114,35 @@ class _Scores:
         self.losses[here] = -log_probabilities.gather(1, right).squeeze(1).numpy()
 
 
-def _scored_features(
-    model: Classifier,
-    matrices: Sequence[Tensor],
+def _scored_models(
+    models: Sequence[Classifier],
     examples: LabelledSet,
     batch_size: int,
     like: Tensor,
     preprocess: Preprocess | None = None,
 ) -> list[_Scores]:
-    """What a model says with each of these class matrices: one pass of its image tower."""
+    """What models say that share all of the image tower but its last layer: one pass of it."""
+    matrices = class_matrices(models)
+    towers = list({id(model.towers): model for model in models}.values())
+    what = "features" if len(towers) == 1 else "hidden"
 
     def logits() -> Iterator[tuple[slice, Sequence[Tensor]]]:
-        for here, raw in encode_set(model.towers, examples, like, batch=batch_size, preprocess=preprocess):
-            features = model.finished(raw)
-            yield here, [model.logits_of(features, matrix) for matrix in matrices]
+        first = models[0].towers
+        for here, raw in encode_set(first, examples, like, what=what, batch=batch_size, preprocess=preprocess):
+            seen = full_precision(raw) if what == "hidden" else raw
+            features = {
+                id(model.towers): model.finished(model.towers.project(seen) if what == "hidden" else seen)
+                for model in towers
+            }
+            yield (
+                here,
+                [
+                    model.logits_of(features[id(model.towers)], matrix)
+                    for model, matrix in zip(models, matrices, strict=True)
+                ],
+            )
 
-    return _score(logits(), examples, len(matrices))
+    return _score(logits(), examples, len(models))
 
 
 def _score(batches: Iterable[tuple[slice, Sequence[Tensor]]], examples: LabelledSet, models: int) -> list[_Scores]:
@@ -151,10 +166,10 @@ def predict_on_ranks(
 
 
 def predict_each_on_ranks(
-    model: Classifier, matrices: Sequence[Tensor], examples: LabelledSet, batch: int, runtime: Runtime
+    models: Sequence[Classifier], examples: LabelledSet, batch: int, runtime: Runtime
 ) -> list[pa.Table]:
-    """The same of models that differ from ``model`` in their class matrix alone."""
-    tables = predict_each(model, matrices, _share(examples, runtime), batch_size=batch, device=runtime.device)
+    """The same for :func:`predict_each`."""
+    tables = predict_each(models, _share(examples, runtime), batch_size=batch, device=runtime.device)
     return [_together(table, examples, runtime) for table in tables]
 
 

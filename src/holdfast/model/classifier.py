@@ -285,3 +285,13 @@ class Classifier(nn.Module):
         """A deep copy that nothing trains: the old model w_old of a round."""
         frozen = self.copy().requires_grad_(False)
         return frozen.eval()
+
+
+@torch.no_grad()
+def class_matrices(models: Sequence[Classifier]) -> list[Tensor]:
+    """Class matrices of models that share their text tower, prompts and label space: one pass of that tower."""
+    first = models[0]
+    if first.linear is not None or len(models) == 1:
+        return [model.class_matrix() for model in models]
+    backbone = prompt_backbone(first.towers, first.prompt_tokens)
+    return [model.class_features_of(backbone) for model in models]
