@@ -24,7 +24,8 @@ import random
 import statistics
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ from benchmarks.rounds import classes_of
 from holdfast.candidates.chance import SealedTest
 from holdfast.candidates.crossfit import CrossFit, Folds, cross_fit
 from holdfast.candidates.directions import target_direction
-from holdfast.candidates.logit_bias import lowered_by
-from holdfast.candidates.refit import Pictures, TargetRefit
+from holdfast.candidates.logit_bias import lowered_by, steady_direction
+from holdfast.candidates.refit import Pictures, TargetRefit, entries_of
 from holdfast.candidates.select import Candidate, rank_for_testing, with_chances
 from holdfast.certify.exact.score_test import passes
 from holdfast.config import CandidatesConfig
@@ -48,7 +49,7 @@ from holdfast.data.images import evaluation_view, open_image, to_rgb
 from holdfast.data.prompts import fill
 from holdfast.data.transforms import normalize_views, random_views
 from holdfast.evaluate.metrics import Comparison, TaskChange
-from holdfast.model.classifier import Classifier
+from holdfast.model.classifier import Classifier, class_matrices
 from holdfast.model.conse import ConseTowers
 from holdfast.runtime import derive_seed
 
@@ -100,13 +101,23 @@ class Bed:
         labels = torch.from_numpy(np.tile(self.labels[rows], VIEWS))
         return Pictures(hidden, self.model.towers.project(hidden), labels, tuple(str(row) for row in rows) * VIEWS)
 
+    @cached_property
+    def in_layer(self) -> Tensor:
+        """The direction of a bias that raises, by a thousand pictures of all classes."""
+        pictures = self.pictures(np.linspace(0, len(self.labels) - 1, 1000).round().astype(np.int64))
+        return steady_direction(entries_of(self.model, pictures.hidden[:1000], pictures.features[:1000]))
+
     @torch.no_grad()
     def predicted(self, refit: TargetRefit, steady: Tensor, rows: np.ndarray) -> list[np.ndarray]:
         """Classes by the refitted model, one array a bias."""
-        changed = refit.applied(self.model)
-        features = changed.finished(changed.towers.project(self.hidden[0, rows]))
-        models = lowered_by(changed, refit.name, BIASES, steady)
-        return [changed.logits_of(features, model.class_matrix()).argmax(dim=1).numpy() for model in models]
+        models = lowered_by(refit.applied(self.model), refit.name, BIASES, steady, self.in_layer)
+        return [logits.argmax(dim=1).numpy() for logits in logits_of(models, self.hidden[0, rows])]
+
+
+def logits_of(models: Sequence[Classifier], hidden: Tensor) -> Iterator[Tensor]:
+    """Of models that share all but the last layer, from what it sees."""
+    for model, matrix in zip(models, class_matrices(models), strict=True):
+        yield model.logits_of(model.finished(model.towers.project(hidden)), matrix)
 
 
 def shared_out(bed: Bed, target: str, size: int, draw: random.Random) -> tuple[np.ndarray, ...]:

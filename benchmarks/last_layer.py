@@ -39,14 +39,14 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.chances import drawn, former_target, with_former_chances
-from benchmarks.crossfit import BIASES, FOLDS, LEVEL, VIEWS, Bed, shared_out
+from benchmarks.crossfit import BIASES, FOLDS, LEVEL, VIEWS, Bed, logits_of, shared_out
 from benchmarks.machine import commit, machine
 from holdfast.candidates import select
 from holdfast.candidates.chance import SealedTest
 from holdfast.candidates.directions import target_direction
 from holdfast.candidates.last_layer import LastLayerFit, fit_last_layer, generalisation_gaps
 from holdfast.candidates.logit_bias import lowered_by, steady_direction
-from holdfast.candidates.refit import Pictures, refit_from_features
+from holdfast.candidates.refit import Pictures, entries_of, refit_from_features
 from holdfast.candidates.select import (
     LAST_LAYER,
     LAST_LAYER_CONSTRAINED,
@@ -78,6 +78,7 @@ class Fits:
     """All fits of the same pictures, and the directions of their biases."""
 
     models: dict[tuple[str, float], tuple[Classifier, Tensor]]  # by the end and lambda: model, direction of its bias
+    in_layer: Tensor  # direction of a bias that raises, in the last layer
 
     @classmethod
     def of(
@@ -97,16 +98,16 @@ class Fits:
             model, after = fit.applied(bed.model, lam), fit.seen_after(looked_at, lam)
             models[LAST_LAYER, lam] = model, steady_direction(model.finished(after.features))
             models[LAST_LAYER_REFIT, lam] = refitted(model, fit.seen_after(taught, lam), after)
-        return cls(models)
+        return cls(models, steady_direction(entries_of(bed.model, looked_at.hidden, looked_at.features)))
 
     def predicted(self, bed: Bed, target: str, rows: np.ndarray) -> dict[Key, np.ndarray]:
         """Classes by every candidate."""
         found: dict[Key, np.ndarray] = {}
         with torch.no_grad():
             for (end, lam), (model, steady) in self.models.items():
-                features = model.finished(model.towers.project(bed.hidden[0, rows]))
-                for bias, lowered in zip(BIASES, lowered_by(model, target, BIASES, steady), strict=True):
-                    found[end, lam, bias] = model.logits_of(features, lowered.class_matrix()).argmax(dim=1).numpy()
+                biased = lowered_by(model, target, BIASES, steady, self.in_layer)
+                for bias, logits in zip(BIASES, logits_of(biased, bed.hidden[0, rows]), strict=True):
+                    found[end, lam, bias] = logits.argmax(dim=1).numpy()
         return found
 
 
