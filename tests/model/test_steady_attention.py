@@ -68,7 +68,7 @@ def test_texts_with_a_class_token_of_their_own(coca: bool) -> None:
     if coca:
         config["multimodal_cfg"] = {"context_length": 32, "vocab_size": 100, "width": 32, "heads": 2, "layers": 1}
     torch.manual_seed(3)
-    towers = OpenClipTowers("made up", config, Preprocess(32, (0.5,) * 3, (0.25,) * 3))
+    towers = OpenClipTowers("made up", config, Preprocess(32, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
     tokens = torch.randint(1, 100, (3, 31 if coca else 32))
     tokens[:, 12:] = 0
     tokens = tokens[:, :20]  # with the class token fewer than there are positions
