@@ -7,8 +7,8 @@
 Runs of the product's loop from one seed: without a group, in a group with launched steps (DDP averages gradients beside
 the backward pass), and in a group with recorded steps (one collective operation behind it). Time is that between logged
 steps; what is compared is every tensor of the method after the last one. A group of one rank sends nothing: what is
-measured is the launches, the copies, and what a host decides. What several GPUs add is the time of sending, computed by
-benchmarks/sharding.py.
+measured is the launches, the copies, and what a host decides. What several GPUs add is the time of sending:
+benchmarks/sharding.py computes it, and what a step would take with it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
 """What sharded weights (train.shard = "full") take and send, computed from the architectures; nothing is measured.
 
-``python benchmarks/sharding.py`` prints the tables of docs/scaling.md and writes results/sharding.json. Bytes are those
-of float32 weights; task heads, a few million numbers, are left out.
+``python benchmarks/sharding.py`` prints the tables of docs/appendix/scaling.md and writes results/sharding.json.
+Bytes are those of float32 weights; task heads, a few million numbers, are left out. What several GPUs would give
+(docs/how-to/scaling.md) is computed from steps that were measured in a group of one rank (results/ranks.json) and from
+these bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,6 +58,39 @@ class Sizes:
         return 4 * NUMBER * self.total / world + 2 * NUMBER * whole
 
 
+@dataclass(frozen=True)
+class Several:
+    """What a step would take on so many ranks, each with as many pictures as were measured on one."""
+
+    world: int
+    way: str
+    step: float  # milliseconds, measured in a group of one rank, which sends nothing
+    sent: float  # what is sent while nothing else is computed
+    alone: float  # milliseconds of a step without a group
+
+    @property
+    def times(self) -> float:
+        """Pictures a second, of those of one GPU."""
+        return self.world * self.alone / (self.step + self.sent)
+
+
+def several(model: Sizes, ranks: Mapping[str, Any], pairs: int = 128, width: int = 512) -> list[Several]:
+    """Recorded steps send gradients behind the backward pass, launched ones beside it; features are waited for."""
+    measured = {way: run["milliseconds"] for way, run in ranks["runs"].items()}
+    found: list[Several] = []
+    for world, rate in WORLDS.items():
+        gathered = 2 * pairs * (world - 1) * NUMBER * width
+        returned = 2 * (world - 1) / world * 2 * pairs * world * NUMBER * width
+        features = 1000 * (gathered + returned) / rate
+        gradients = 1000 * model.reduced(world) / rate
+        alone = measured["no group, recorded"]
+        found += [
+            Several(world, "recorded", measured["group, recorded"], features + gradients, alone),
+            Several(world, "launched", measured["group, launched"], features, alone),
+        ]
+    return found
+
+
 def sizes(architecture: str) -> Sizes:
     """Counted in a model without memory."""
     with torch.device("meta"):
@@ -86,7 +123,16 @@ def main() -> None:
             f"| {item.architecture} | {item.gathered(last) / 1e9:.2f} GB | {item.scattered(last) / 1e9:.2f} GB "
             f"| {sharded} | {reduced} |"
         )
-    path = Path(__file__).parent / "results" / "sharding.json"
+    results = Path(__file__).parent / "results"
+    print("\n| GPUs | steps | step of one rank, measured | sent beside nothing | step | times one GPU |")
+    print("| ---: | --- | ---: | ---: | ---: | ---: |")
+    for row in several(found[0], json.loads((results / "ranks.json").read_text())):
+        took = row.step + row.sent
+        print(
+            f"| {row.world} | {row.way} | {row.step:.1f} ms | {row.sent:.1f} ms | {took:.1f} ms "
+            f"| {row.times:.1f}, {100 * row.times / row.world:.0f} % |"
+        )
+    path = results / "sharding.json"
     rows = [
         {
             **asdict(item),

@@ -11,8 +11,20 @@ import pytest
 import torch
 
 from benchmarks import open_clip_step, step
+from holdfast.data.loader import RoundSampler
 from holdfast.model.openclip import ARCHITECTURES, TINY
-from holdfast.train.shapes import SHAPES, made_up_tokenizer
+from holdfast.runtime import Runtime
+from holdfast.train.bench import step_flop
+from holdfast.train.loop import batch_sizes
+from holdfast.train.shapes import (
+    SHAPES,
+    Shape,
+    made_up_round,
+    made_up_run,
+    made_up_tokenizer,
+    train_config,
+    write_pictures,
+)
 from tests.kernels.test_own_blocks import SIGLIP
 
 CPU = torch.device("cpu")
@@ -49,6 +61,25 @@ def test_texts_have_the_towers_length_and_vocabulary() -> None:
 def test_pictures_of_a_step() -> None:
     counts = {name: SHAPES[name].pictures for name in ("bdd100k", "places365", "bdd100k-huge", "bdd100k-siglip")}
     assert counts == {"bdd100k": 306, "places365": 544, "bdd100k-huge": 178, "bdd100k-siglip": 306}
+
+
+@torch.no_grad()
+def test_arithmetic_of_siglips_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its pooling calls a module on a view of a weight."""
+    monkeypatch.setitem(ARCHITECTURES, "siglip-tiny", SIGLIP)
+    shape = Shape("siglip-tiny", 2, 4, None, 1, "a photo of a {}", 0.05, 16, 8, 4, 224)
+    config = train_config(shape, steps=2, log_every=1, device="cpu")
+    data = made_up_round(shape, write_pictures(tmp_path / "pixels.bin", shape.images, shape.size), form="published")
+    method, plan = made_up_run(shape, data, config, Runtime(CPU), paired=False, form="published")
+    draw = RoundSampler(data, batch_sizes(config), plan.seed).draw(0)
+    images = len(draw.target) + len(draw.negatives) + len(draw.protected)
+    texts = len(draw.target) + len(draw.negatives) + len(method.model.prompt_tokens)
+    # One multiplication and one addition for each weight of a product and each row, and attention's two products.
+    blocks = 12 * 197 * (12 * 192**2 + 2 * 197 * 192)
+    pooled = 2 * 192**2 + 196 * 2 * 192**2 + 2 * 196 * 192 + 8 * 192**2  # from one query, over patches alone
+    an_image = 2 * (196 * 16 * 16 * 3 * 192 + blocks + pooled)
+    a_text = 2 * 3 * 16 * (12 * 64**2 + 2 * 16 * 64)
+    assert step_flop(method, data, draw, plan.views) == 3 * (images * an_image + texts * a_text)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, out: Path, *given: str) -> dict[str, Any]:

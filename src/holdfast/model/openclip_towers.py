@@ -38,11 +38,14 @@ class SteadyAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         itself = query is key and key is value and query.dim() == 3
         plain = self.batch_first and self.bias_k is None and not self.add_zero_attn
+        plain = plain and (attn_mask is None or attn_mask.dtype != torch.bool)  # True: to be hidden here, seen below
         if not itself or not plain or args or options != {"need_weights": False}:
             return super().forward(query, key, value, *args, attn_mask=attn_mask, **options)
         n, length, width = query.shape
         packed = functional.linear(query, self.in_proj_weight, self.in_proj_bias)
         heads = packed.view(n, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        if attn_mask is not None and attn_mask.dim() == 3:  # one for each head of each text, as [n * heads, L, L]
+            attn_mask = attn_mask.view(n, self.num_heads, length, length)
         mixed = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=attn_mask)
         return self.out_proj(mixed.transpose(1, 2).reshape(n, length, width)), None
 

@@ -6,12 +6,13 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.config import TrainConfig
@@ -131,6 +132,8 @@ def _from_the_first(figures: Figures | None) -> Figures:
 def _figures(
     method: Method, data: RoundData, plan: TrainSpec, runtime: Runtime, watch: _Watch, clock: _Clock, steps: int
 ) -> Figures:
+    held = torch.cuda.max_memory_reserved() if watch.cuda else _process_memory()  # before anything else is computed
+    taken = torch.cuda.max_memory_allocated() if watch.cuda else 0
     config = plan.config
     stretches = [
         1000 * (later - earlier) / (done - before)
@@ -146,8 +149,8 @@ def _figures(
         fastest=min(stretches),
         slowest=max(stretches),
         images_per_second=1000 * images / milliseconds,
-        memory_gib=torch.cuda.max_memory_reserved() / 2**30 if watch.cuda else _process_memory() / 2**30,
-        allocated_gib=torch.cuda.max_memory_allocated() / 2**30 if watch.cuda else 0.0,
+        memory_gib=held / 2**30,
+        allocated_gib=taken / 2**30,
         teraflop=work / 1e12,
         matrix_rate=rate,
         share=work / 1e9 / milliseconds / rate / runtime.world,
@@ -175,16 +178,14 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
     towers = model.towers
     weight = towers.projection
     size = towers.preprocess.size
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        towers.image_features(torch.zeros(1, 3, size, size, dtype=weight.dtype, device=weight.device))
-    an_image = counter.get_total_flops()
+    an_image = _forward_flop(
+        towers.image_features, torch.zeros(1, 3, size, size, dtype=weight.dtype, device=weight.device)
+    )
     texts = [data.target.texts[i] for i in draw.target] + [data.negatives.texts[i] for i in draw.negatives]
     tokens = towers.shorten(towers.tokenize(texts))
     length = max(tokens.shape[1], model.prompt_tokens.shape[1])
     tokens = torch.nn.functional.pad(tokens, (0, length - tokens.shape[1]))[:1].to(weight.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        towers.text_backbone(tokens)
-    a_text = counter.get_total_flops()
+    a_text = _forward_flop(towers.text_backbone, tokens)
     cache_images, cache_texts = can_cache(method, data, views)
     # A last layer alone is too little to count.
     image_passes = 3 if any(item.requires_grad for item in towers.image_backbone_parameters()) else 1 - cache_images
@@ -195,6 +196,17 @@ def step_flop(method: Method, data: RoundData, draw: Draw, views: ViewSettings) 
     images = len(draw.target) + len(draw.negatives) * method.uses_negatives + len(draw.protected)
     old = len(draw.protected) if views.protected == "paired" else 0
     return an_image * (image_passes * images + old) + a_text * text_passes * (captions + len(model.prompt_tokens))
+
+
+def _forward_flop(function: Callable[[Tensor], Tensor], values: Tensor) -> int:
+    """Floating-point operations of a forward pass.
+
+    With gradients, although none is asked for: without them, under the counter, a view of a weight (the query of
+    SigLIP's pooling) says that it has a gradient but not from where, and the counter's hooks on modules fail over it.
+    """
+    with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        function(values)
+    return counter.get_total_flops()
 
 
 def matrix_rate(config: TrainConfig, device: torch.device) -> float:
