@@ -223,8 +223,15 @@ def test_without_sealed_images_only_what_holds_on_dev_is_chosen() -> None:
     made = with_chances(
         [candidate(0.25, 5, (0, 0)), candidate(0.5, 20, (3, 0), (4, 1)), candidate(1.0, 60, (0, 9))], test
     )
-    chosen = choose_on_dev(made, MARGINS)
+    chosen = choose_on_dev(made, MARGINS, 0.05)
     assert chosen is not None
     assert chosen.name == made[1].name
-    assert choose_on_dev(made[2:], MARGINS) is None
-    assert choose_on_dev(with_chances([candidate(0.5, 0, (1, 0))], test), MARGINS) is None  # nothing gained
+    assert choose_on_dev(made[2:], MARGINS, 0.05) is None
+    assert choose_on_dev(with_chances([candidate(0.5, 0, (1, 0))], test), MARGINS, 0.05) is None  # nothing gained
+
+
+@pytest.mark.parametrize(("gained", "lost", "level"), [(1, 0, 0.05), (2, 0, 0.05), (3, 0, 0.01), (6, 4, 0.05)])
+def test_without_sealed_images_a_gain_that_chance_explains_ships_nothing(gained: int, lost: int, level: float) -> None:
+    made = candidate(0.25, gained, (0, 0))
+    tasks = {**made.dev.tasks, "t": change(gained, lost)}
+    assert choose_on_dev([replace(made, dev=Comparison("t", tasks), chance=1.0)], MARGINS, level) is None

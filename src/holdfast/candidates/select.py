@@ -10,6 +10,9 @@ conditions go before it:
 2. Where the best chance is below ``candidates.least_chance`` nothing is tested: the old model is handed back, and the
    sealed set stays unspent.
 
+In a round without sealed images dev images have the last word: there the target's gain on them has to pass the exact
+test (:func:`choose_on_dev`).
+
 Before training the same rule finds the best candidate that needs none, and :func:`weigh_training` says whether that one
 is enough.
 
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.candidates.chance import SealedTest, predicted_chance, predicted_gain
+from holdfast.certify.exact.score_test import passes
 from holdfast.evaluate.metrics import Comparison, retention_ratio
 
 REFIT = "refit"  # what candidates are called whose target alone is new
@@ -161,9 +165,18 @@ def rank_for_testing(
     return [first, *sorted(more, key=lambda candidate: (candidate.dev.target_gain, candidate.name))]
 
 
-def choose_on_dev(candidates: Sequence[Candidate], margins: Mapping[str, float]) -> Candidate | None:
-    """Without sealed images: the best of the candidates that hold on dev; None keeps the old model."""
-    holding = [candidate for candidate in candidates if holds_on_dev(candidate, margins)]
+def choose_on_dev(candidates: Sequence[Candidate], margins: Mapping[str, float], level: float) -> Candidate | None:
+    """Without sealed images: the best of the candidates that hold on dev; None keeps the old model.
+
+    No test follows that would catch a gain of one or two images by chance, and of hundreds of candidates some have one:
+    what the target gained on dev images has to pass the exact test itself, as on sealed images it would have to.
+    """
+
+    def gains(candidate: Candidate) -> bool:
+        target = candidate.dev.tasks[candidate.dev.target]
+        return passes(target.gained, target.lost, target.examples, 0.0, level)
+
+    holding = [candidate for candidate in candidates if holds_on_dev(candidate, margins) and gains(candidate)]
     return best_candidate(holding, margins) if holding else None
 
 

@@ -37,7 +37,10 @@ def verdict_text(content: RunContent) -> VerdictText:
             f"{_sentence(content.result['reason'])} {_rejected(content)}{_dev_sentence(content)}",
         )
     if content.kept_old:
-        headline = "Keep the old model: no candidate gained on the target and lost nothing on dev images."
+        headline = (
+            "Keep the old model: on dev images no candidate gained more on the target than chance explains with every "
+            "class within its margin."
+        )
     else:
         headline = (
             f"Not certified: {content.target} gained {points(content.dev.target_gain)} points on dev images and no "

@@ -41,6 +41,8 @@ from holdfast.data.survey import Survey
 from holdfast.errors import HoldfastError, UndecidedError, UserError
 from holdfast.runtime import Runtime
 
+# What a candidate has to do where dev images decide (candidates/select.py, choose_on_dev).
+NOT_ON_DEV = "gained more on the target than chance explains, with every class within its margin, on dev images"
 OLD, FIRST = "old", "first"  # what is asked for by these names instead of a candidate's
 
 
@@ -186,7 +188,7 @@ def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
             test_more_candidates=chosen.test_more_candidates,
             must_gain=config.certify.target_gain,
         )
-    best = choose_on_dev(candidates, margins)
+    best = choose_on_dev(candidates, margins, 1.0 - config.certify.confidence)
     return [] if best is None else [best]
 
 
@@ -222,8 +224,8 @@ def decide(
     if not tests_sealed(config, folder):
         grounds = "no images are sealed" if config.test_sealed else "the test on the sealed images was left for later"
         if not tested:
-            return Decision(None, None, f"{grounds}; no candidate gained on the target and lost nothing on dev")
-        return Decision(tested[0], None, f"{grounds}; it lost nothing on dev images")
+            return Decision(None, None, f"{grounds}; no candidate {NOT_ON_DEV}")
+        return Decision(tested[0], None, f"{grounds}; on dev images every class kept its margin")
     plan = read_sealed_claim(folder)
     names = tuple(candidate.name for candidate in tested)
     by_name = {candidate.name: candidate for candidate in tested}
