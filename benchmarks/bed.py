@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.artifacts import fingerprint_file
 from holdfast.data.dedup.leaks import near_duplicates
 from holdfast.data.dedup.signatures import SMALL, make_signatures, thumbnail
 from holdfast.data.images import open_image, picture_id, to_rgb
+from holdfast.files import fingerprint_file
 
 COLUMNS = ("filepath", "label", "split", "example_id", "picture")
 TRAINED = ("base", "constraint")  # what a model is made of; all other splits choose or judge

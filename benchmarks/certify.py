@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.artifacts import write_json
 from holdfast.certify import report as advice
 from holdfast.certify.claims import Counts, evaluate
 from holdfast.certify.report import report
+from holdfast.files import write_json
 
 MARGIN, DELTA = 0.02, 0.05
 

@@ -22,13 +22,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
-from holdfast.artifacts import write_json
 from holdfast.compare.choose import choose, read_records
 from holdfast.compare.grid import Job, Study, StudyConfig, plan
 from holdfast.compare.output import write_outputs
 from holdfast.compare.records import JobFolder, JobRecord, Score, write_comparison
 from holdfast.config import parse
 from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.files import write_json
 
 ROUND: dict[str, Any] = {
     "task": {"target": "eight"},

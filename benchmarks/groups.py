@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from scipy.special import bdtr, ndtri
 
-from holdfast.artifacts import write_json
 from holdfast.certify.betting import ORDERS, batched_e_values, log_capital
 from holdfast.certify.exact.power import Truth, images_needed
 from holdfast.certify.exact.score_test import passes
 from holdfast.certify.unit_power import Flips, Scores, unit_power, units_needed
+from holdfast.files import write_json
 
 DELTA = 0.05
 _NAIVE_SETS = 400  # exact tests are slower than all the others together

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.artifacts import fingerprint_ids, write_json
 from holdfast.certify.exact.region import statistics
 from holdfast.certify.families import Family, admit, image_keys
 from holdfast.certify.ledger import Budget
+from holdfast.files import fingerprint_ids, write_json
 from validity import critical_statistic
 
 DELTA, MARGIN = 0.05, 0.05

@@ -25,9 +25,9 @@ import numpy as np
 from PIL import Image
 from threadpoolctl import threadpool_limits
 
-from holdfast.artifacts import write_json
 from holdfast.data.dedup.leaks import CORRELATION, DISTANCE, near_duplicates
 from holdfast.data.dedup.signatures import SIDE, Signatures, make_signatures, thumbnail
+from holdfast.files import write_json
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 RESULT = Path(__file__).parent / "results" / "leaks.json"

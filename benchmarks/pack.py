@@ -30,11 +30,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from holdfast.artifacts import fingerprint_bytes, write_json
 from holdfast.config import SourceConfig
 from holdfast.data.images import evaluation_view, open_image, to_rgb
 from holdfast.data.pack import pack
 from holdfast.data.sources.store import BLOCK, PackedPixels, open_store
+from holdfast.files import fingerprint_bytes, write_json
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 RESULT = Path(__file__).parent / "results" / "pack.json"

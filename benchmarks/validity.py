@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from scipy.special import gammaln
 
-from holdfast.artifacts import write_json
 from holdfast.certify.corrections import holm, hommel
 from holdfast.certify.eprocess import SHARES
 from holdfast.certify.exact.region import statistics
 from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.ledger import Budget
+from holdfast.files import write_json
 
 DELTA = 0.05
 

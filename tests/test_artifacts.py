@@ -10,21 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.artifacts import (
-    PREDICTIONS,
-    RunFolder,
+from holdfast.artifacts import PREDICTIONS, RunFolder, read_predictions, write_predictions
+from holdfast.errors import UserError
+from holdfast.files import (
     fingerprint_ids,
     fingerprint_json,
     read_jsonl,
-    read_predictions,
     read_regular,
     round_names,
     where_instead,
     write_atomic,
     write_json,
-    write_predictions,
 )
-from holdfast.errors import UserError
 
 
 def table(ids: list[str]) -> pa.Table:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import canonical_json, fingerprint_bytes
 from holdfast.chained import ChainedLog
 from holdfast.errors import UserError
+from holdfast.files import canonical_json, fingerprint_bytes
 
 
 def filled(path: Path, count: int = 3) -> ChainedLog:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import read_json
+from holdfast.files import read_json
 from tests.conftest import SHARED
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

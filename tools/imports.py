@@ -36,6 +36,7 @@ BELOW = (
     "_version",
     "errors",
     "shape",
+    "files",
     "artifacts",
     "chained",
     "locks",

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.artifacts import (
+from holdfast.errors import UserError
+from holdfast.files import (
     canonical_json,
     fingerprint_bytes,
     fingerprint_json,
@@ -32,7 +33,6 @@ from holdfast.artifacts import (
     read_regular,
     write_atomic,
 )
-from holdfast.errors import UserError
 
 _LARGEST_HEAD = 4096  # bytes; a head is one line
 _TORN = fingerprint_bytes(b"{}")  # what earlier versions named in place of a line that a crash had cut short

@@ -14,8 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from holdfast.artifacts import LOCK, not_writable
+from holdfast.artifacts import LOCK
 from holdfast.errors import UserError
+from holdfast.files import not_writable
 
 _HELD: set[IO[bytes]] = set()
 

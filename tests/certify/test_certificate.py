@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.artifacts import RunFolder, fingerprint_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.certificate import read_evidence, run_test, verify_certificate, write_certificate
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.report import report
@@ -17,6 +17,7 @@ from holdfast.certify.sealed import Candidates, certify_candidates, write_run_ce
 from holdfast.certify.sealed_claim import SealedClaim, check_possible, read_sealed_claim, sealed_claim
 from holdfast.certify.settings import Settings
 from holdfast.errors import FaultError, UndecidedError, UserError
+from holdfast.files import fingerprint_json, write_json
 from tests.certify.helpers import Spec, predictions, rows, write_csv
 from tests.malformed import malformed, refusals
 

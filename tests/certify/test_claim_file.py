@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import fingerprint_json
 from holdfast.certify.claim_file import read_claim_file, write_claim_file
 from holdfast.errors import UserError
+from holdfast.files import fingerprint_json
 from tests.certify.helpers import rows, write_csv, write_pair
 from tests.certify.test_cli import Shell
 from tests.malformed import malformed

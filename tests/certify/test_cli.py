@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import write_json
 from holdfast.certify.ledger import Ledger
 from holdfast.cli import main
+from holdfast.files import write_json
 from tests.certify.helpers import predictions, rows, write_csv
 from tests.certify.test_certificate import FULL, result_of, run_folder
 

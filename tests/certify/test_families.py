@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import fingerprint_ids
 from holdfast.certify.families import image_keys
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.sealed import Candidates, certify_candidates
 from holdfast.certify.sealed_claim import SealedClaim, check_unspent, restricted, sealed_claim
 from holdfast.errors import UndecidedError, UserError
+from holdfast.files import fingerprint_ids
 
 
 def images(*names: str) -> dict[str, tuple[str, ...]]:

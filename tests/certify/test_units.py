@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast
-from holdfast.artifacts import RunFolder, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.certificate import read_certificate, verify_certificate
 from holdfast.certify.claims import EXACT
 from holdfast.certify.grouped import BETTING, UnitCounts, units_of
@@ -22,6 +22,7 @@ from holdfast.certify.sealed import Candidates, certify_candidates, write_run_ce
 from holdfast.certify.sealed_claim import check_possible, largest_groups, read_sealed_claim, sealed_claim
 from holdfast.certify.settings import Layout
 from holdfast.errors import FaultError, UndecidedError, UserError
+from holdfast.files import write_json
 from tests.certify.test_cli import Shell
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import canonical_json, fingerprint_bytes, fingerprint_json
 from holdfast.certify.certificate import write_certificate
 from holdfast.certify.settings import Settings
 from holdfast.chained import ChainedLog
+from holdfast.files import canonical_json, fingerprint_bytes, fingerprint_json
 from tests.certify.helpers import write_pair
 from tests.certify.test_cli import Shell
 

@@ -169,7 +169,8 @@ def test_a_folder_that_cannot_be_written_is_said_so(holdfast: Any, tmp_path: Pat
 
 
 def test_the_papers_form_is_a_switch(holdfast: Any, tmp_path: Path) -> None:
-    from holdfast.artifacts import RunFolder, read_json
+    from holdfast.artifacts import RunFolder
+    from holdfast.files import read_json
 
     path = tmp_path / "ROUND.toml"
     text = ROUND.replace("[train]", "[method]\nbeta = 5.0\n[train]")

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import holdfast.cli
-from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import Candidate, weigh_training
 from holdfast.certify.claims import Counts, evaluate
 from holdfast.certify.plans import plan
@@ -26,6 +26,7 @@ from holdfast.cli.forecasts import print_refit
 from holdfast.cli.verdicts import print_outcome, print_plan, print_report
 from holdfast.cli.verify import _say  # pyright: ignore[reportPrivateUsage]
 from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.files import read_json, write_json
 from holdfast.report.content import read_run
 from holdfast.report.evidence import sealed_evidence
 from holdfast.report.page import write_report

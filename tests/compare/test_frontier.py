@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.artifacts import read_json
 from holdfast.compare.choose import read_records
 from holdfast.compare.frontier import (
     best_within,
@@ -27,6 +26,7 @@ from holdfast.compare.pool import run_here
 from holdfast.compare.records import FrontierPoint, JobFolder, read_frontier, write_frontier
 from holdfast.compare.study import run_study
 from holdfast.errors import UserError
+from holdfast.files import read_json
 
 from .fabricated import comparison, finish, make_study
 from .test_study import silent, study

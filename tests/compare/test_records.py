@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.artifacts import write_json
 from holdfast.compare.records import JobFolder, JobRecord, Score
+from holdfast.files import write_json
 from tests.malformed import malformed, refusals
 
 RECORD = JobRecord("done", 40, Score(-0.01, 0.2, 0.3, 0.5, "one"), 12.5, 10.0, "")

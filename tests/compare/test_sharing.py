@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.artifacts import read_json
 from holdfast.compare import study as studies
 from holdfast.compare.grid import Job, Study, StudyConfig, plan, read_study
 from holdfast.compare.pool import run_here
@@ -26,6 +25,7 @@ from holdfast.config import parse
 from holdfast.data import assemble, survey
 from holdfast.data.pixels import MemoryPixels
 from holdfast.errors import Interrupted, UserError
+from holdfast.files import read_json
 from holdfast.rounds import prepare
 from holdfast.rounds.round import Round
 from holdfast.shared import once, sharing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.artifacts import RunFolder, fingerprint_file, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.compare.grid import Job, Study, StudyConfig, plan
 from holdfast.compare.pool import LocalRunner, Tasks, choose_runner, run_here
 from holdfast.compare.records import JobFolder, JobRecord
@@ -18,6 +18,7 @@ from holdfast.compare.run import Outcome, attempt
 from holdfast.compare.study import run_jobs, run_study
 from holdfast.config import parse
 from holdfast.errors import Interrupted, UserError
+from holdfast.files import fingerprint_file, read_json
 from holdfast.rounds.round import Round
 
 VALUES: dict[str, Any] = {

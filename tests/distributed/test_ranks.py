@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.artifacts import RunFolder, read_jsonl
+from holdfast.artifacts import RunFolder
+from holdfast.files import read_jsonl
 from holdfast.runtime import Runtime
 from holdfast.train import checkpoint as checkpoints
 from tests.distributed.ranks import METHODS, STEPS, one_rank, run

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.artifacts import RunFolder, read_jsonl
+from holdfast.artifacts import RunFolder
 from holdfast.data.loader import BatchMaker, RoundSampler
 from holdfast.errors import UserError
+from holdfast.files import read_jsonl
 from holdfast.methods import build_method
 from holdfast.methods.flyp import FlypConfig
 from holdfast.model.classifier import Classifier

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.artifacts import RunFolder, read_json, read_predictions
+from holdfast.artifacts import RunFolder, read_predictions
+from holdfast.files import read_json
 
 TUNE = """
 template = "the digit {}"

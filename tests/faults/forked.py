@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from sklearn.datasets import load_digits
 
-from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.ledger import Ledger
 from holdfast.chained import ChainedLog
 from holdfast.config import RoundConfig, parse
+from holdfast.files import read_json, write_json
 from holdfast.model.openclip import load_towers
 from holdfast.rounds.certify_run import certify_run
 from holdfast.rounds.develop import develop, resume_config

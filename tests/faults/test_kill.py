@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.artifacts import read_jsonl
+from holdfast.files import read_jsonl
 from tests.processes import Forked
 
 ROUND = """

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from holdfast import cli
-from holdfast.artifacts import read_json
 from holdfast.compare.grid import Study, StudyConfig, plan
 from holdfast.config import MethodConfig, RoundConfig, parse
 from holdfast.errors import UserError
+from holdfast.files import read_json
 from holdfast.methods import rm
 from holdfast.methods.registry import BUILT_IN, build_method, find, short_name
 from holdfast.rounds.develop import develop

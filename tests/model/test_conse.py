@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from holdfast.artifacts import read_json
 from holdfast.candidates.directions import target_direction
 from holdfast.candidates.refit import TargetRefit
 from holdfast.data.prompts import article
 from holdfast.errors import UserError
+from holdfast.files import read_json
 from holdfast.model.classifier import Classifier
 from holdfast.model.conse import ConseTowers, imagenet_classes
 from holdfast.model.export import export_model

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from holdfast.artifacts import PREDICTIONS, RunFolder, fingerprint_json, write_json, write_predictions
+from holdfast.artifacts import PREDICTIONS, RunFolder, write_predictions
 from holdfast.candidates.select import Candidate, blocking_task, described, frontier, gain_by_margin
 from holdfast.certify.certificate import run_test
 from holdfast.certify.ledger import Budget, Ledger
@@ -25,6 +25,7 @@ from holdfast.certify.sealed_claim import read_sealed_claim, sealed_claim
 from holdfast.certify.settings import Settings
 from holdfast.certify.tables import paired_tables
 from holdfast.evaluate.metrics import Comparison, compare
+from holdfast.files import fingerprint_json, write_json
 from holdfast.rounds.result import comparison_json
 
 HOSTILE = (

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import RunFolder, fingerprint_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.errors import FaultError, HoldfastError, UserError
+from holdfast.files import fingerprint_json, write_json
 from holdfast.report.content import read_run
 from holdfast.report.page import write_report
 from holdfast.report.trackers import scalars

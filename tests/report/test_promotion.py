@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.errors import FaultError, HoldfastError
+from holdfast.files import read_json, write_json
 from holdfast.report.promotion import Evidence
 from holdfast.report.tracked import tracked_certificate, tracked_run
 from tests.report.fabricated import certify_made_up_run, made_up_run, tampered_runs

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.exact.score_test import lower_bounds
 from holdfast.errors import UserError
 from holdfast.evaluate.flips import overall
+from holdfast.files import read_json, write_json
 from holdfast.report.content import read_run
 from holdfast.report.html.markup import change_mark, lines, points, tag
 from holdfast.report.page import write_report

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.artifacts import RunFolder, write_json
+from holdfast.artifacts import RunFolder
+from holdfast.files import write_json
 from holdfast.report.content import read_run
 from holdfast.report.tracked import tracked_run
 from holdfast.report.trackers import scalars, to_tensorboard, to_wandb

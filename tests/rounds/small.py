@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import RunFolder, write_json
+from holdfast.artifacts import RunFolder
+from holdfast.files import write_json
 from holdfast.rounds.project import FIRST, Project
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import confused_with
 from holdfast.config import RoundConfig, TuneConfig, parse
+from holdfast.files import read_json
 from holdfast.rounds.develop import develop
 from holdfast.rounds.tune import tune
 

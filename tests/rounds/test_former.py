@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.cli import tables
 from holdfast.config import RoundConfig, parse
+from holdfast.files import read_json, write_json
 from holdfast.report.content import read_run
 from holdfast.report.page import write_report
 from holdfast.rounds.former import former_form, read_result_json

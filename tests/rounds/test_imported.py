@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from holdfast import cli, develop
-from holdfast.artifacts import read_json, read_jsonl
 from holdfast.config import RoundConfig, parse
 from holdfast.errors import UserError
+from holdfast.files import read_json, read_jsonl
 from holdfast.methods.base import clean_logits
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.prepare import prepare_round

@@ -19,13 +19,14 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.artifacts import PREDICTIONS, read_json, write_json, write_predictions
+from holdfast.artifacts import PREDICTIONS, write_predictions
 from holdfast.certify.ledger import Budget, Ledger
 from holdfast.certify.sealed import Candidates, ExtraBaseline, certify_candidates
 from holdfast.certify.sealed_claim import SealedClaim
 from holdfast.certify.settings import Settings
 from holdfast.cli import app
 from holdfast.errors import FaultError, UserError
+from holdfast.files import read_json, write_json
 from holdfast.report.page import write_report
 from holdfast.report.project import ProjectContent, project_sections, read_project
 from holdfast.rounds.project import FIRST, Project, ProjectRound

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.artifacts import PREDICTIONS, read_json, read_predictions
+from holdfast.artifacts import PREDICTIONS, read_predictions
 from holdfast.config import RoundConfig, parse
 from holdfast.data.round import LabelledSet
 from holdfast.data.task import TaskSpec
 from holdfast.evaluate.predict import predict_on_ranks
+from holdfast.files import read_json
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import save_model
 from holdfast.model.openclip import load_towers

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from holdfast import Round
-from holdfast.artifacts import RunFolder, fingerprint_json, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import Candidate, WithoutTraining, weigh_training
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.files import fingerprint_json, read_json
 from holdfast.methods.holdfast import Holdfast
 from holdfast.report.page import write_report
 from holdfast.rounds import develop as develop_module

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast import Round, cli
-from holdfast.artifacts import RunFolder, read_json, read_jsonl, read_predictions
+from holdfast.artifacts import RunFolder, read_predictions
 from holdfast.config import RoundConfig, parse
 from holdfast.errors import UserError
+from holdfast.files import read_json, read_jsonl
 from holdfast.methods.holdfast import Holdfast
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.develop import develop

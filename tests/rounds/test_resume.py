@@ -16,10 +16,11 @@ import pytest
 from sklearn.datasets import load_digits
 
 from holdfast import cli
-from holdfast.artifacts import RunFolder, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.ledger import Ledger
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.errors import Interrupted, UserError
+from holdfast.files import read_json, write_json
 from holdfast.locks import one_writer
 from holdfast.report.content import read_run
 from holdfast.rounds import decide as decide_module
@@ -270,7 +271,7 @@ def _open_ledger(root: Path) -> Path:
     from holdfast.certify.ledger import Budget
 
     roles = pq.read_table(root / "run" / "roles.parquet").to_pylist()
-    from holdfast.artifacts import fingerprint_ids
+    from holdfast.files import fingerprint_ids
 
     sealed = fingerprint_ids(row["example_id"] for row in roles if row["role"] == "sealed")
     with Ledger(root / "open").query(sealed, Budget(queries=3)) as query:

@@ -11,13 +11,14 @@ import holdfast.compare.run
 import holdfast.rounds.develop
 import holdfast.rounds.round
 from holdfast import Round, develop
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import Candidate
 from holdfast.compare.grid import Study, StudyConfig, plan
 from holdfast.compare.pool import run_here
 from holdfast.compare.records import JobFolder, read_comparison
 from holdfast.compare.study import run_study
 from holdfast.config import RoundConfig, parse
+from holdfast.files import read_json
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.prepare import inherit
 

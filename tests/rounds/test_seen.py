@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from holdfast import Round
-from holdfast.artifacts import image_key, read_json, read_predictions, write_json
+from holdfast.artifacts import read_predictions
 from holdfast.candidates.crossfit import counted_images
 from holdfast.cli import app
 from holdfast.config import RoundConfig, TuneConfig, parse
@@ -17,6 +17,7 @@ from holdfast.data.seen import DRAWN, FILE, PUBLISHED, UNKNOWN, Seen, Use
 from holdfast.data.survey import survey
 from holdfast.data.task import Role
 from holdfast.errors import FaultError, UserError
+from holdfast.files import image_key, read_json, write_json
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import export_openclip, images_seen, load_model, save_model
 from holdfast.model.importers import import_model

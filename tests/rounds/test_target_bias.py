@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from holdfast.artifacts import RunFolder, read_json, read_predictions
+from holdfast.artifacts import RunFolder, read_predictions
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.evaluate.predict import predict
+from holdfast.files import read_json
 from holdfast.model.folder import load_model
 from holdfast.rounds.develop import develop, resume_config
 from holdfast.rounds.prepare import prepare_round

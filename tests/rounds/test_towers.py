@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.artifacts import read_json, read_predictions
+from holdfast.artifacts import read_predictions
 from holdfast.config import RoundConfig, TuneConfig, parse
+from holdfast.files import read_json
 from holdfast.kernels import fast
 from holdfast.rounds.develop import develop
 from holdfast.rounds.result import RoundResult

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.artifacts import RunFolder, read_jsonl
+from holdfast.artifacts import RunFolder
 from holdfast.config import TrainConfig
 from holdfast.data.loader import BatchSizes, Pool, RoundSampler, ViewSettings
 from holdfast.data.round import RoundData
 from holdfast.errors import TrainingError, UserError
+from holdfast.files import read_jsonl
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.methods.holdfast import HoldfastConfig

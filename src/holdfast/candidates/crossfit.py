@@ -23,11 +23,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from holdfast.artifacts import fingerprint_bytes, image_key
 from holdfast.candidates.logit_bias import Products
 from holdfast.candidates.refit import Pictures, TargetRefit, entries_of, refit_from_features
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.task import Role
+from holdfast.files import fingerprint_bytes, image_key
 from holdfast.model.classifier import Classifier
 
 MOST = 3000  # training and dev images of a round that is cross-fitted

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._version import __version__
-from holdfast.artifacts import fingerprint_file, fingerprint_json, read_json, where_instead, write_json
 from holdfast.certify.claims import Counts, Result, evaluate
 from holdfast.certify.flips import flip_report
 from holdfast.certify.report import report
@@ -21,6 +20,7 @@ from holdfast.certify.settings import PLAIN, Layout, Settings
 from holdfast.certify.shape import check_certificate, check_lemma
 from holdfast.certify.tables import Paired, read_joined, read_paired
 from holdfast.errors import FaultError, UserError, nearest
+from holdfast.files import fingerprint_file, fingerprint_json, read_json, where_instead, write_json
 
 FORMAT = "holdfast-certificate/1"
 Report = dict[str, Any]

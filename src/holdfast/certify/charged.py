@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import fingerprint_file, fingerprint_json
 from holdfast.certify.certificate import CLAIM, full_report, run_test, write_certificate
 from holdfast.certify.claim_file import ClaimFile, Examples, read_examples, settings_under
 from holdfast.certify.claims import Verdict, delta_of
@@ -24,6 +23,7 @@ from holdfast.certify.sealed_claim import SealedClaim, check_possible
 from holdfast.certify.settings import Settings, layout_of
 from holdfast.certify.tables import Paired
 from holdfast.errors import UndecidedError, UserError
+from holdfast.files import fingerprint_file, fingerprint_json
 
 _SPENT = "take new images for the next model; what this set shows in full (without --ledger) certifies nothing more"
 

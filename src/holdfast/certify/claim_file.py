@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from holdfast.artifacts import fingerprint_file, fingerprint_ids, fingerprint_json, write_text
 from holdfast.certify.claims import delta_of
 from holdfast.certify.ledger import Budget
 from holdfast.certify.predictions import settings_for
@@ -26,6 +25,7 @@ from holdfast.certify.settings import Settings
 from holdfast.certify.tables import read_table
 from holdfast.config.base import Config, Many, Positive, parse, read_toml
 from holdfast.errors import UserError
+from holdfast.files import fingerprint_file, fingerprint_ids, fingerprint_json, write_text
 
 FORMAT = "holdfast-claim/1"
 

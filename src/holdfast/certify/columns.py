@@ -97,7 +97,7 @@ def read_table(path: Path) -> pa.Table:
 
     try:
         if not os.path.exists(path):
-            from holdfast.artifacts import where_instead
+            from holdfast.files import where_instead
 
             raise UserError(f"{path} does not exist", do=where_instead(path))
         if not os.path.isfile(path):  # a pipe would wait for ever, and a device never end

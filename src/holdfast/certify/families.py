@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.artifacts import fingerprint_ids, image_key
+from holdfast.files import fingerprint_ids, image_key
 
 Images = Mapping[str, Sequence[str]]  # example id -> what the image is known by
 

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from holdfast.artifacts import fingerprint_file
 from holdfast.certify.settings import Layout, check_confidence, check_margin
 from holdfast.config.base import Config, Many, Positive, Two, parse, read_toml
 from holdfast.errors import UserError
+from holdfast.files import fingerprint_file
 
 FORMAT = "holdfast-policy/1"
 Tier = Literal["critical", "supporting", "advisory"]

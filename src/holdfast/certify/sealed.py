@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.artifacts import RunFolder, read_json, write_predictions
+from holdfast.artifacts import RunFolder, write_predictions
 from holdfast.certify.certificate import NEW_PREDICTIONS, OLD_PREDICTIONS, run_test, select, write_certificate
 from holdfast.certify.claims import PROMISE, UNIT_PROMISE
 from holdfast.certify.flips import flip_report
@@ -19,6 +19,7 @@ from holdfast.certify.selection import SelectionResult, fixed_sequence, retained
 from holdfast.certify.settings import PLAIN, Settings
 from holdfast.certify.tables import Paired, paired_tables
 from holdfast.errors import HoldfastError, UndecidedError
+from holdfast.files import read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

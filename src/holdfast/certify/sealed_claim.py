@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.claims import delta_of
 from holdfast.certify.exact.score_test import impossible
 from holdfast.certify.families import Admitted, image_keys
@@ -18,6 +18,7 @@ from holdfast.certify.ledger import Budget, Ledger, default_ledger
 from holdfast.certify.settings import PLAIN, Layout, Settings, margins_for
 from holdfast.config import CandidatesConfig, CertifyConfig, TaskConfig, parse, upgraded
 from holdfast.errors import UndecidedError, UserError
+from holdfast.files import fingerprint_ids, fingerprint_json, read_json
 
 
 class SealedExample(NamedTuple):

@@ -15,8 +15,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from holdfast.artifacts import read_regular, write_atomic
 from holdfast.errors import FaultError, UserError
+from holdfast.files import read_regular, write_atomic
 
 NAMESPACE = "holdfast-certificate"  # a signature for anything else, such as a commit, is none for a certificate
 _LARGEST = 1 << 30  # bytes of a file that is signed

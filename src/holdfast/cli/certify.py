@@ -233,7 +233,8 @@ def print_verdict(reported: dict[str, Any], outputs: Outputs, *, as_json: bool) 
 
 def check_decided(path: Path) -> None:
     """A run whose candidate was rejected has no certificate: say which candidate, and why."""
-    from holdfast.artifacts import RunFolder, read_json
+    from holdfast.artifacts import RunFolder
+    from holdfast.files import read_json
 
     run = RunFolder(path)
     if run.result.is_file() and not run.certificate.exists() and read_json(run.result).get("kept_old"):

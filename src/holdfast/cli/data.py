@@ -329,7 +329,7 @@ def features_of(folder: Path) -> Features:
 
 
 def _write_pairs(path: Path, found: list[tuple[str, str, str, float]]) -> None:
-    from holdfast.artifacts import write_atomic
+    from holdfast.files import write_atomic
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="") as file:

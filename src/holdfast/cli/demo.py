@@ -29,8 +29,8 @@ def demo(
     from rich.console import Console
     from rich.text import Text
 
-    from holdfast.artifacts import write_text
     from holdfast.cli.tables import comparison_table
+    from holdfast.files import write_text
     from holdfast.report.page import write_report
     from holdfast.rounds.demo import demo as run
 

@@ -36,7 +36,7 @@ def diagnose(
     """
     import json
 
-    from holdfast.artifacts import write_json
+    from holdfast.files import write_json
     from holdfast.rounds.diagnose import diagnose_run
 
     if beta is not None and not beta <= 1e30:

@@ -51,7 +51,8 @@ def evaluate(
     """
     from rich.console import Console
 
-    from holdfast.artifacts import check_writable, write_predictions
+    from holdfast.artifacts import write_predictions
+    from holdfast.files import check_writable
     from holdfast.stages import stage, stages_shown
 
     if template.count("{}") != 1:
@@ -114,7 +115,7 @@ def _check_there(model: Path) -> None:
     import os
     from difflib import get_close_matches
 
-    from holdfast.artifacts import where_instead
+    from holdfast.files import where_instead
     from holdfast.model.weights import is_conse
 
     if not os.path.exists(model) and not is_conse(str(model)):

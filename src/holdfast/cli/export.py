@@ -34,7 +34,8 @@ def export(
 
 def _kept_old(run: Path) -> bool:
     """Whether this is a round that hands back the old model."""
-    from holdfast.artifacts import RunFolder, read_json
+    from holdfast.artifacts import RunFolder
+    from holdfast.files import read_json
 
     folder = RunFolder(run)
     return folder.state.is_file() and folder.result.is_file() and bool(read_json(folder.result).get("kept_old"))

@@ -25,7 +25,7 @@ class Outputs:
 
     def check(self, *, of_run: bool = False) -> None:
         """Whether everything can be written: before a query of a sealed set is spent, and not after it."""
-        from holdfast.artifacts import check_writable
+        from holdfast.files import check_writable
 
         for path in (self.summary, self.junit, self.sarif, self.certificate):
             if path is not None:
@@ -40,7 +40,7 @@ class Outputs:
 
     def write(self, reported: Mapping[str, Any], subject: Path) -> None:
         """The report as Markdown, JUnit XML and SARIF, as far as asked for; ``subject`` is what was tested."""
-        from holdfast.artifacts import write_text
+        from holdfast.files import write_text
 
         if self.summary is not None:
             from holdfast.report.markdown import certify_markdown

@@ -70,7 +70,7 @@ def import_(
 
 
 def _read_classes(path: Path) -> list[str]:
-    from holdfast.artifacts import read_regular
+    from holdfast.files import read_regular
 
     try:
         lines = read_regular(path, _MOST_BYTES).decode("utf-8").splitlines()

@@ -53,13 +53,13 @@ def init(
     if make is not None:
         _check_free(tune_file)
 
-    from holdfast.artifacts import write_text
     from holdfast.certify.settings import check_confidence, check_margin
     from holdfast.cli.forecasts import percent
     from holdfast.cli.process import leave_out_pandas
     from holdfast.config import ModelConfig
     from holdfast.data.init_round import check_target, counted, inspect, old_model, round_text, tune_text
     from holdfast.data.sources import catalogue
+    from holdfast.files import write_text
 
     leave_out_pandas()
     check_margin(margin, "")
@@ -185,8 +185,9 @@ def _planned(
 
 def _roles_of(settings: ModelConfig, findings: Findings, root: Path) -> RolesConfig | None:
     """The shares that a model was tuned with on the same source: others would seal images that it was trained on."""
-    from holdfast.artifacts import RunFolder, read_json
+    from holdfast.artifacts import RunFolder
     from holdfast.config import TuneConfig, parse
+    from holdfast.files import read_json
 
     if settings.start is None:
         return None

@@ -12,12 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from holdfast.artifacts import write_atomic
 from holdfast.compare.choose import Cell
 from holdfast.compare.frontier import FrontierCell, Interval
 from holdfast.compare.over_rounds import History, classes_of
 from holdfast.compare.records import Curve
 from holdfast.evaluate.metrics import Comparison
+from holdfast.files import write_atomic
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a few more; the shapes say the same once more.
 COLOURS = (

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.artifacts import fingerprint_json
 from holdfast.config import RoundConfig, TuneConfig, parse, read_toml
 from holdfast.config.base import Config, Fraction, Many, NonNegative, Positive
 from holdfast.config.method import split_file
 from holdfast.errors import UserError, nearest
+from holdfast.files import fingerprint_json
 from holdfast.methods.registry import known_names, short_name
 
 WISE_FT = "wise_ft"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.artifacts import write_json, write_text
 from holdfast.compare.choose import Cell, Choice, cells, read_records, scores_by_place
 from holdfast.compare.frontier import FrontierCell, frontier_cells, frontier_json, frontier_table
 from holdfast.compare.grid import Job, Study
@@ -16,6 +15,7 @@ from holdfast.compare.over_rounds import History, rounds_table, with_this_round
 from holdfast.compare.records import Curve, JobFolder, JobRecord
 from holdfast.compare.tables import WRITERS, Table, main_table, settings_table, task_table
 from holdfast.evaluate.metrics import Comparison
+from holdfast.files import write_json, write_text
 
 JOBS = "jobs.csv"
 

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from holdfast.artifacts import RunFolder, canonical_json, read_json, read_jsonl, write_json, write_text
+from holdfast.artifacts import RunFolder
 from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.files import canonical_json, read_json, read_jsonl, write_json, write_text
 from holdfast.shape import Maybe, Shape, check_shape, count, number, one_of, text
 
 Status = Literal["waiting", "begun", "done", "failed"]

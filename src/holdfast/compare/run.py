@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from holdfast.artifacts import RunFolder, read_json, read_predictions, write_json, write_predictions
+from holdfast.artifacts import RunFolder, read_predictions, write_predictions
 from holdfast.candidates.select import Candidate
 from holdfast.compare.frontier import OLD, best_within
 from holdfast.compare.grid import LEDGER, Job
@@ -32,6 +32,7 @@ from holdfast.compare.records import (
 )
 from holdfast.errors import HoldfastError, Interrupted, UserError
 from holdfast.evaluate.metrics import Comparison
+from holdfast.files import read_json, write_json
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model
 from holdfast.model.interpolate import interpolate

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.artifacts import read_json, write_json
 from holdfast.compare.choose import Choice, Spread
 from holdfast.compare.grid import Job
 from holdfast.compare.output import write_table
 from holdfast.compare.study import StudyResult
 from holdfast.compare.tables import Entry, Table
+from holdfast.files import read_json, write_json
 from holdfast.rounds.diagnose import At, diagnose_run
 
 NAME = "singular-values"

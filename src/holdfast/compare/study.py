@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.artifacts import read_json, write_json, write_text
 from holdfast.compare.choose import Choice, best_seed, choose, read_records
 from holdfast.compare.grid import Job, Study, base_folder, before, plan
 from holdfast.compare.output import JOBS, jobs_csv, write_outputs
@@ -18,6 +17,7 @@ from holdfast.compare.pool import Runner, terminations
 from holdfast.compare.records import JobFolder, JobRecord
 from holdfast.compare.run import Action, Outcome
 from holdfast.errors import Interrupted, UserError
+from holdfast.files import read_json, write_json, write_text
 from holdfast.locks import one_writer
 from holdfast.rounds.checkpoints import checkpoint_name
 from holdfast.rounds.tune import tune

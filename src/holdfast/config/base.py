@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic.fields import FieldInfo
 
-from holdfast.artifacts import read_regular
 from holdfast.config.renamed import hint, upgraded
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_regular
 
 _MAX_TOML = 8 << 20  # bytes; a round has some hundred, a file of prompts some hundred thousand
 _DEEPEST = 32  # tables and arrays inside each other; a study has seven

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.artifacts import fingerprint_json, image_key
 from holdfast.config import DataConfig, RolesConfig, SourceConfig, TaskConfig
 from holdfast.data.catalogue import Catalogue, Problem, check_limit, join
 from holdfast.data.dedup.leaks import find_leaks, pictures_of, refuse_leaks, repeated_sealed
@@ -23,6 +22,7 @@ from holdfast.data.sources.files import split_role
 from holdfast.data.survey import Survey, check_roles, survey
 from holdfast.data.task import Role, TaskSpec
 from holdfast.errors import UserError, nearest
+from holdfast.files import fingerprint_json, image_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -377,7 +377,7 @@ def labelled(
     ``holdfast tune`` asks for the base role, ``holdfast evaluate`` for everything a source holds. Examples of other
     classes are left out and counted in ``problems``; a class without images is an error unless ``missing_ok``. With
     ``drop_leaks`` (``leaks = "drop"`` in [data]) near copies of held-out pictures are not trained on. ``sealed`` are
-    keys of images that are not opened (:func:`holdfast.artifacts.image_key` of their id, or of their picture).
+    keys of images that are not opened (:func:`holdfast.files.image_key` of their id, or of their picture).
     """
     found: list[Problem] = [] if problems is None else problems
     main = catalogue(sources, root, limit=limit)

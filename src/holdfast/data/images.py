@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from holdfast.artifacts import read_regular
 from holdfast.errors import UserError
+from holdfast.files import read_regular
 
 # Larger pictures are refused before a single pixel is decoded: they are bombs, or scans that nobody meant to train on.
 MAX_PIXELS = 64_000_000

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from holdfast.artifacts import write_atomic
 from holdfast.data.catalogue import BytesReader, Catalogue, Problem, in_order
 from holdfast.data.images import BadImage, decoding, is_animated, open_image, to_rgb
+from holdfast.files import write_atomic
 
 _ORIENTATION = 0x0112  # the EXIF tag that says how the camera was held
 

@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.artifacts import (
+from holdfast.config import SourceConfig
+from holdfast.data.catalogue import Listing, Problem, check_limit, content_and_image, in_order
+from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
+from holdfast.data.images import BadImage, evaluation_view, interpolation_filter, picture_id
+from holdfast.data.sources import list_source
+from holdfast.data.sources.store import BLOCK, FORMAT, INDEX, JOURNAL, PLAN, VERSION, Store, open_store
+from holdfast.errors import UserError
+from holdfast.files import (
     clear_temporaries,
     fingerprint_bytes,
     fingerprint_file,
@@ -32,13 +39,6 @@ from holdfast.artifacts import (
     write_atomic,
     write_json,
 )
-from holdfast.config import SourceConfig
-from holdfast.data.catalogue import Listing, Problem, check_limit, content_and_image, in_order
-from holdfast.data.dedup.signatures import SIDE, SMALL, thumbnail
-from holdfast.data.images import BadImage, evaluation_view, interpolation_filter, picture_id
-from holdfast.data.sources import list_source
-from holdfast.data.sources.store import BLOCK, FORMAT, INDEX, JOURNAL, PLAN, VERSION, Store, open_store
-from holdfast.errors import UserError
 from holdfast.locks import LOCK, one_writer
 
 Progress = Callable[[int, int], None]  # pictures done, pictures in all

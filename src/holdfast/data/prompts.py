@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_json
 from holdfast.config import read_toml
 from holdfast.data.names import printable
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_json
 
 # Sound decides, not spelling: these begin with a vowel that is spoken as a consonant, or the other way round.
 _SPOKEN_A = re.compile(r"(uni([^dimn]|$)|us[aeu]|uk\b|util|utop|ewe|eu|one\b|once)", re.IGNORECASE)

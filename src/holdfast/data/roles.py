@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.artifacts import fingerprint_bytes
 from holdfast.config import RolesConfig
 from holdfast.data.catalogue import Catalogue, Problem, number_of
 from holdfast.data.sources.files import split_role
 from holdfast.data.task import Role
 from holdfast.errors import UserError, nearest
+from holdfast.files import fingerprint_bytes
 
 if TYPE_CHECKING:  # roles are shared out without it; the table that a run keeps of them needs it
     import pyarrow as pa

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import fingerprint_file, image_key, write_atomic
 from holdfast.data.task import Role
 from holdfast.errors import FaultError, UserError
+from holdfast.files import fingerprint_file, image_key, write_atomic
 
 if TYPE_CHECKING:  # a model folder is read without what reads sources
     from holdfast.data.assemble import Assembled

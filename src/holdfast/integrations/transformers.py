@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from holdfast.artifacts import write_atomic
 from holdfast.errors import UserError
+from holdfast.files import write_atomic
 from holdfast.integrations.losses import PerExampleLoss, transformers_loss
 from holdfast.integrations.old_model import choose_old_model
 from holdfast.integrations.protected import Collate, ProtectedRows

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.artifacts import read_regular
 from holdfast.config.method import MethodConfig, Registration, relative_name, split_file
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_regular
 
 if TYPE_CHECKING:
     from holdfast.methods.base import Method

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.artifacts import write_json
 from holdfast.data.images import SQUASH
 from holdfast.errors import UserError
+from holdfast.files import write_json
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import export_openclip, model_fingerprint, new_folder
 from holdfast.model.image_towers import ImageTowers

@@ -34,11 +34,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from holdfast.artifacts import canonical_json, is_temporary, read_regular, write_atomic
 from holdfast.data.identity import cache_folder
 from holdfast.data.round import LabelledSet, PairSet, Pixels, View
 from holdfast.data.transforms import normalize_views
 from holdfast.errors import HoldfastError, UserError
+from holdfast.files import canonical_json, is_temporary, read_regular, write_atomic
 from holdfast.model.compute import active_mode
 from holdfast.model.same_weights import HeldWeights
 from holdfast.model.towers import Preprocess, TwoTowers

@@ -22,7 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.artifacts import (
+from holdfast.data.images import SQUASH
+from holdfast.data.seen import Seen, Use, read_seen
+from holdfast.data.task import Role
+from holdfast.errors import FaultError, UserError
+from holdfast.files import (
     fingerprint_bytes,
     fingerprint_json,
     image_key,
@@ -31,10 +35,6 @@ from holdfast.artifacts import (
     where_instead,
     write_json,
 )
-from holdfast.data.images import SQUASH
-from holdfast.data.seen import Seen, Use, read_seen
-from holdfast.data.task import Role
-from holdfast.errors import FaultError, UserError
 from holdfast.model.classifier import Classifier
 from holdfast.model.description import check_description
 from holdfast.model.heads import TaskHeads

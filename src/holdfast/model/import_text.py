@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.artifacts import read_regular
 from holdfast.errors import UserError
+from holdfast.files import read_regular
 from holdfast.model.import_checks import MAX_FILE, compare, read_state, unreadable, without_dtype
 from holdfast.model.pair_towers import TEXT_FILES, PairTowers, TextSettings, text_tokenizer
 from holdfast.model.text_modules import TextModules, read_text_modules

@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.artifacts import read_json, read_regular
 from holdfast.data.images import INTERPOLATIONS, SQUASH
 from holdfast.errors import HoldfastError, UserError
+from holdfast.files import read_json, read_regular
 from holdfast.model.classifier import Classifier
 from holdfast.model.devsafety import has_heads, head_round, split_heads
 from holdfast.model.image_towers import LIBRARIES, ImageTowers, create_model, find_head, head_rows

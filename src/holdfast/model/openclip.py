@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from holdfast.artifacts import read_json
 from holdfast.data.images import SQUASH
 from holdfast.errors import HoldfastError, UserError, nearest
+from holdfast.files import read_json
 from holdfast.model.conse import ConseTowers
 from holdfast.model.devsafety import has_heads
 from holdfast.model.image_towers import ImageTowers

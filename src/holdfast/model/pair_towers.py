@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from holdfast.artifacts import write_json
+from holdfast.files import write_json
 from holdfast.model.sources import CONFIG
 from holdfast.model.text_modules import ENCODERS, POOLINGS
 from holdfast.model.towers import ProjectedTowers

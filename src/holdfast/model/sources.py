@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_json
 from holdfast.errors import UserError
+from holdfast.files import read_json
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 DESCRIPTION, OPENCLIP_DESCRIPTION, CONFIG = "model.json", "open_clip_config.json", "config.json"

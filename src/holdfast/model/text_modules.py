@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.artifacts import read_json
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_json
 from holdfast.model.sources import CONFIG, MODULES, WITHOUT_EFFECT, SourceKind, identify, sentence_modules
 
 ENCODERS = ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")  # `model_type` in config.json

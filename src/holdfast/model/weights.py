@@ -17,9 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from holdfast.artifacts import RunFolder, where_instead
+from holdfast.artifacts import RunFolder
 from holdfast.config import ModelConfig
 from holdfast.errors import UserError, nearest
+from holdfast.files import where_instead
 from holdfast.model.sources import CHECKPOINTS, DESCRIPTION, is_direct_source, not_a_model_folder
 from holdfast.model.text_modules import check_pair
 

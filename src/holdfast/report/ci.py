@@ -14,8 +14,8 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from holdfast._version import __version__
-from holdfast.artifacts import fingerprint_json
 from holdfast.certify.report import advice
+from holdfast.files import fingerprint_json
 
 SUITE = "holdfast certify"
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.artifacts import where_instead, write_json, write_text
 from holdfast.errors import UserError
+from holdfast.files import where_instead, write_json, write_text
 from holdfast.report.card import card_json, card_markdown
 from holdfast.report.content import read_run
 from holdfast.report.html.document import document

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from holdfast.artifacts import read_json
 from holdfast.data.containers import RowGroups, is_outside, member_key, tar_members
 from holdfast.data.images import MAX_BYTES, SUFFIXES, BadImage, open_image, read_picture, to_rgb
 from holdfast.errors import HoldfastError
+from holdfast.files import read_json
 
 SIDE = 112  # pixels of a thumbnail's longer side
 TINY = 48  # smaller pictures keep their pixels and are enlarged by the browser

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_json
 from holdfast.certify.certificate import fingerprint_path
 from holdfast.certify.verification import Verification, examine
 from holdfast.errors import FaultError, UserError
+from holdfast.files import read_json
 from holdfast.report.content import RunContent
 
 NEW_MODEL = "new model"  # what certificates call the weights that they are about

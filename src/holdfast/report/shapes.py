@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.artifacts import canonical_json, read_json, read_jsonl, read_predictions
+from holdfast.artifacts import read_predictions
 from holdfast.certify.claims import Verdict
 from holdfast.errors import UserError
+from holdfast.files import canonical_json, read_json, read_jsonl
 from holdfast.rounds.former import read_result_json
 from holdfast.shape import (
     Each,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.certify.certificate import read_certificate
 from holdfast.evaluate.flips import FlipRates
 from holdfast.evaluate.metrics import Comparison
+from holdfast.files import read_json
 from holdfast.report.content import RunContent, read_run
 from holdfast.report.promotion import Evidence, Promotion, promotion_of_certificate, promotion_of_run
 from holdfast.report.shapes import read_metrics

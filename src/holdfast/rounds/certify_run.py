@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.artifacts import RunFolder, read_json, resume_command
+from holdfast.artifacts import RunFolder, resume_command
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed import Candidates, ExtraBaseline, certify_candidates, write_run_certificate
 from holdfast.certify.sealed_claim import SealedClaim, check_possible, check_unspent, ledger_of, read_sealed_claim
@@ -19,6 +19,7 @@ from holdfast.config import RoundConfig
 from holdfast.data.round import LabelledSet
 from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict_on_ranks
+from holdfast.files import read_json
 from holdfast.locks import one_writer
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.rounds.decide import FIRST, OLD, known_to, open_sealed

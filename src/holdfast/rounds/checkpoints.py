@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import torch.distributed as dist
 
-from holdfast.artifacts import read_jsonl, read_predictions, write_predictions
+from holdfast.artifacts import read_predictions, write_predictions
 from holdfast.candidates.select import REFIT, Candidate, choose_checkpoint, confused_with
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.evaluate.metrics import Comparison, per_task_accuracy
+from holdfast.files import read_jsonl
 from holdfast.model.classifier import Classifier
 
 if TYPE_CHECKING:

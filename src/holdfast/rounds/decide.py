@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import torch.distributed as dist
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.chance import SealedTest
 from holdfast.candidates.select import (
     Candidate,
@@ -39,6 +39,7 @@ from holdfast.config import CertifyConfig, RoundConfig
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.data.survey import Survey
 from holdfast.errors import HoldfastError, UndecidedError, UserError
+from holdfast.files import read_json
 from holdfast.runtime import Runtime
 
 # What a candidate has to do where dev images decide (candidates/select.py, choose_on_dev).

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from holdfast.artifacts import LOCK, RunFolder, read_json, resume_command, write_json
+from holdfast.artifacts import LOCK, RunFolder, resume_command
 from holdfast.candidates.select import WithoutTraining
 from holdfast.certify.forecast import Forecast
 from holdfast.config import RoundConfig, parse
 from holdfast.data.survey import Survey
 from holdfast.errors import Interrupted
+from holdfast.files import read_json, write_json
 from holdfast.locks import one_writer
 from holdfast.rounds.decide import NO_PLAN, PlanCheck, check_budget, without_training
 from holdfast.rounds.former import former_form

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.config import RoundConfig
 from holdfast.config.round import default_method
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.errors import UserError
 from holdfast.evaluate.diagnostics import Diagnosis, LossParts, class_loss, diagnose, parameter_groups
+from holdfast.files import read_json
 from holdfast.methods.base import clean_logits, cross_entropy
 from holdfast.model.classifier import Classifier
 from holdfast.model.folder import load_model

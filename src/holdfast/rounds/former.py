@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.artifacts import read_json
+from holdfast.files import read_json
 
 _CANDIDATE = {"held": "bias"}
 _RESULT = {"bought_by_margin": "gain_by_margin"}

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_json
 from holdfast.config import RoundConfig, SourceConfig
 from holdfast.errors import UserError
+from holdfast.files import read_json
 from holdfast.model.folder import is_model_folder, model_folder, save_model
 from holdfast.rounds.decide import NO_PLAN, PlanCheck
 from holdfast.rounds.develop import develop, run_round

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import UNTRAINED, described
 from holdfast.certify.exact.score_test import p_value
 from holdfast.certify.sealed_claim import ClaimedSettings
 from holdfast.errors import UndecidedError
+from holdfast.files import read_json
 
 _LONGEST = 40  # characters of a class's name in a sentence
 

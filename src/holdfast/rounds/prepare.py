@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from holdfast.artifacts import fingerprint_json
 from holdfast.config import DataConfig, MethodConfig, ModelConfig, RoundConfig, TaskConfig, TrainConfig
 from holdfast.config.base import Config
 from holdfast.data.assemble import Assembled, assemble, decode
 from holdfast.data.loader import ViewSettings, with_constraint_views
 from holdfast.data.seen import DRAWN, PUBLISHED, UNKNOWN, Seen, Use, refuse_seen
 from holdfast.data.survey import Survey, survey
+from holdfast.files import fingerprint_json
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier

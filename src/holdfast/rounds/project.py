@@ -26,21 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.artifacts import (
-    LOCK,
-    RunFolder,
+from holdfast.artifacts import LOCK, RunFolder, resume_command
+from holdfast.chained import ChainedLog
+from holdfast.errors import UserError, nearest
+from holdfast.files import (
     fingerprint_bytes,
     fingerprint_file,
     fingerprint_json,
     is_temporary,
     not_writable,
     read_json,
-    resume_command,
     round_names,
     write_json,
 )
-from holdfast.chained import ChainedLog
-from holdfast.errors import UserError, nearest
 from holdfast.locks import in_use, one_writer
 
 FORMAT = "holdfast-project/1"

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.artifacts import RunFolder, read_json
+from holdfast.artifacts import RunFolder
 from holdfast.candidates.select import Candidate, described, frontier, gain_by_margin
 from holdfast.data.seen import Seen
 from holdfast.data.task import TaskSpec
 from holdfast.evaluate.metrics import Comparison, TaskChange
+from holdfast.files import read_json
 from holdfast.rounds.decide import Decision
 from holdfast.rounds.former import read_result_json
 

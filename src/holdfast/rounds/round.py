@@ -25,13 +25,7 @@ import pyarrow.parquet as pq
 import torch.distributed as dist
 
 from holdfast._version import __version__
-from holdfast.artifacts import (
-    RunFolder,
-    read_json,
-    write_atomic,
-    write_json,
-    write_predictions,
-)
+from holdfast.artifacts import RunFolder, write_predictions
 from holdfast.candidates.select import Candidate, blocking_task
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.sealed_claim import ledger_of, read_sealed_claim
@@ -42,6 +36,7 @@ from holdfast.data.survey import Survey
 from holdfast.errors import UserError
 from holdfast.evaluate.metrics import Comparison, compare
 from holdfast.evaluate.predict import predict_on_ranks
+from holdfast.files import read_json, write_atomic, write_json
 from holdfast.methods.base import Method
 from holdfast.model.classifier import Classifier
 from holdfast.model.feature_store import MemoryStore, features_kept, user_store

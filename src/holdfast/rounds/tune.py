@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch.distributed as dist
 
 from holdfast._version import __version__
-from holdfast.artifacts import RunFolder, fingerprint_ids, fingerprint_json, read_json, write_json
+from holdfast.artifacts import RunFolder
 from holdfast.config import MethodConfig, TuneConfig
 from holdfast.data.assemble import labelled
 from holdfast.data.loader import ViewSettings
@@ -26,6 +26,7 @@ from holdfast.data.task import Role, TaskSpec
 from holdfast.errors import Interrupted, UserError, nearest
 from holdfast.evaluate.metrics import per_task_accuracy
 from holdfast.evaluate.predict import predict_on_ranks
+from holdfast.files import fingerprint_ids, fingerprint_json, read_json, write_json
 from holdfast.methods import build_method
 from holdfast.methods.base import Method
 from holdfast.methods.cross_entropy import CrossEntropyConfig

@@ -9,19 +9,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import (
-    RunFolder,
-    fingerprint_bytes,
-    fingerprint_file,
-    read_json,
-    read_predictions,
-    resume_command,
-)
+from holdfast.artifacts import RunFolder, read_predictions, resume_command
 from holdfast.certify.certificate import read_certificate
 from holdfast.certify.ledger import Ledger
 from holdfast.certify.verification import examine
 from holdfast.chained import ChainedLog
 from holdfast.errors import FaultError, UserError
+from holdfast.files import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.rounds.project import FIRST, Project, list_files
 
 

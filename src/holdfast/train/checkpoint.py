@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from holdfast.artifacts import write_atomic
 from holdfast.errors import UserError
+from holdfast.files import write_atomic
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8})\.pt")

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from holdfast.artifacts import is_temporary
 from holdfast.data.retrieve.clean import clean
 from holdfast.data.retrieve.download import FetchLimits
 from holdfast.data.retrieve.fetch import fetch
@@ -25,6 +24,7 @@ from holdfast.data.retrieve.question import Question
 from holdfast.data.retrieve.search import SearchQuery, search
 from holdfast.data.retrieve.words import Words
 from holdfast.errors import Exit, HoldfastError, UserError
+from holdfast.files import is_temporary
 from tests.data.retrieve.web import PATIENCE, Gate, Web, chat, config_of, pictures_handler, verdict_text, wait_until
 from tests.processes import Forked
 

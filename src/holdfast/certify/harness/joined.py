@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.artifacts import write_atomic
 from holdfast.certify.harness.samples import Log, Sample
 from holdfast.errors import UserError
+from holdfast.files import write_atomic
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_regular
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_regular
 
 LARGEST_JSON = 4 << 30  # bytes of a file that is read as a whole
 LARGEST_LINE = 256 << 20  # characters of a line of JSON lines

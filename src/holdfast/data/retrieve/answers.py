@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import canonical_json, fingerprint_json, not_writable, read_or_empty
 from holdfast.data.retrieve.question import Question, Verdict
+from holdfast.files import canonical_json, fingerprint_json, not_writable, read_or_empty
 
 _LARGEST_CACHE = 2 << 30  # bytes: some seven million answers
 MOST_TOKENS = 10**9  # of one answer; more than that is no count

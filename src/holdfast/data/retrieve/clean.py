@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.artifacts import fingerprint_ids, fingerprint_json, not_writable, write_atomic, write_text
 from holdfast.data.dedup.leaks import CORRELATION, DISTANCE, Match, Pictures, find_leaks
 from holdfast.data.dedup.signatures import SMALL, make_signatures, thumbnail
 from holdfast.data.images import BadImage, open_image, to_rgb
@@ -24,6 +23,7 @@ from holdfast.data.retrieve.fetch import listing_hash, open_store_to_read, read_
 from holdfast.data.retrieve.manifest import RetrievalFolder, fingerprint_step
 from holdfast.data.retrieve.shards import Record, ShardStore, write_tar
 from holdfast.errors import UserError
+from holdfast.files import fingerprint_ids, fingerprint_json, not_writable, write_atomic, write_text
 
 LeakCheck = Callable[[Pictures, Pictures | None], list[Match]]
 

@@ -18,13 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import fingerprint_json, is_temporary, not_writable, read_json, write_json
 from holdfast.data.retrieve.download import FetchLimits, download, open_session
 from holdfast.data.retrieve.manifest import Note, RetrievalFolder, fingerprint_step
 from holdfast.data.retrieve.net import Lookup, system_lookup
 from holdfast.data.retrieve.scheduler import ByHost
 from holdfast.data.retrieve.shards import Record, ShardStore, Wanted
 from holdfast.errors import UserError
+from holdfast.files import fingerprint_json, is_temporary, not_writable, read_json, write_json
 
 Progress = Callable[[int, int, int], None]  # settled, in all, pictures among them
 

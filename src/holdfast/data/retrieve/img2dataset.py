@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_regular
 from holdfast.data.retrieve.download import FetchLimits, Outcome
 from holdfast.data.retrieve.fetch import finish, open_rows, open_store
 from holdfast.data.retrieve.images import NotAnImage, clean_image
 from holdfast.data.retrieve.manifest import Note, RetrievalFolder
 from holdfast.errors import UserError
+from holdfast.files import read_regular
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _LARGEST_JSON = 1 << 20

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import fingerprint_file, write_atomic, write_json
 from holdfast.data.retrieve.answers import AnswerCache
 from holdfast.data.retrieve.endpoint import EndpointConfig, ask_all, unanswered_error
 from holdfast.data.retrieve.manifest import ROWS, Note, RetrievalFolder, fingerprint_step
 from holdfast.data.retrieve.question import QUESTIONS, Question, steers
 from holdfast.data.retrieve.similarity import Embed, SimilarityConfig, examples_around, score_captions
+from holdfast.files import fingerprint_file, write_atomic, write_json
 
 Progress = Callable[[int, int], None]
 

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import clear_temporaries, fingerprint_file, fingerprint_json, read_json, write_json
 from holdfast.errors import UserError
+from holdfast.files import clear_temporaries, fingerprint_file, fingerprint_json, read_json, write_json
 from holdfast.locks import one_writer
 
 Note = Callable[[str], None]  # what a person should know, and what stops nothing

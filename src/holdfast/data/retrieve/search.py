@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.artifacts import clear_temporaries, fingerprint_file, fingerprint_json, not_writable, write_atomic
 from holdfast.data.retrieve.manifest import ROWS, RetrievalFolder
 from holdfast.data.retrieve.metadata import (
     MetadataFile,
@@ -31,6 +30,7 @@ from holdfast.data.retrieve.metadata import (
 from holdfast.data.retrieve.negatives import draw_negatives
 from holdfast.data.retrieve.words import Words
 from holdfast.errors import UserError
+from holdfast.files import clear_temporaries, fingerprint_file, fingerprint_json, not_writable, write_atomic
 
 if TYPE_CHECKING:
     import duckdb

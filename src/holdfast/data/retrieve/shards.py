@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import canonical_json, not_writable, read_or_empty, write_atomic, write_text
 from holdfast.data.retrieve.download import TRANSIENT, Outcome
 from holdfast.errors import HoldfastError, UserError
+from holdfast.files import canonical_json, not_writable, read_or_empty, write_atomic, write_text
 
 _LARGEST_LOG = 1 << 30  # bytes of a journal or a table: a shard has a thousand rows
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.artifacts import read_json
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem, number_of
 from holdfast.data.names import printable, readable_name
 from holdfast.data.sources.files import find_files, pictures_in
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_json
 
 UNDEFINED = "undefined"  # the label file's word for an attribute that nobody gave
 

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holdfast.artifacts import read_regular
 from holdfast.data.catalogue import BytesReader, Problem
 from holdfast.data.images import SUFFIXES, read_picture
 from holdfast.data.names import readable_name
 from holdfast.data.task import Role
 from holdfast.errors import UserError, nearest
+from holdfast.files import read_regular
 
 SPLITS: dict[str, Role | None] = {
     "train": None,

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from holdfast.artifacts import fingerprint_bytes, fingerprint_file, read_json
 from holdfast.config import SourceConfig
 from holdfast.data.catalogue import Entry, Listing, Problem
 from holdfast.data.dedup.signatures import SIDE
 from holdfast.data.names import readable_name
 from holdfast.data.round import Pixels
 from holdfast.errors import FaultError, UserError
+from holdfast.files import fingerprint_bytes, fingerprint_file, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
