@@ -22,7 +22,14 @@ from holdfast.errors import UserError
 from holdfast.evaluate.predict import predict
 from holdfast.model import feature_store
 from holdfast.model.classifier import Classifier
-from holdfast.model.feature_store import FeatureStore, MemoryStore, encode_set, features_kept, user_store
+from holdfast.model.feature_store import (
+    FeatureStore,
+    MemoryStore,
+    encode_sentences,
+    encode_set,
+    features_kept,
+    user_store,
+)
 from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.model.openclip import load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
@@ -381,6 +388,38 @@ def test_the_switch_and_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         monkeypatch.setenv("HOLDFAST_FEATURES", wrong)
         with pytest.raises(UserError, match="is no size"):
             user_store()
+
+
+def test_sentences_are_encoded_once_and_are_the_same_bits(
+    model: Classifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    towers, asked = model.towers, list[int]()
+    plain = OpenClipTowers.text_backbone
+
+    def counted(towers: OpenClipTowers, tokens: Tensor) -> Tensor:
+        asked.append(len(tokens))
+        return plain(towers, tokens)
+
+    monkeypatch.setattr(OpenClipTowers, "text_backbone", counted)
+    sentences = [f"a photo of {word}" for word in ("a dog", "a house by the sea", "rain")]
+    with torch.no_grad():
+        expected = torch.cat([plain(towers, towers.tokenize(part)) for part in (sentences[:2], sentences[2:])])
+    assert torch.equal(encode_sentences(towers, sentences, batch=2), expected)
+    assert asked == [2, 1]
+    assert torch.equal(encode_sentences(towers, sentences, batch=2), expected)
+    assert asked == [2, 1]
+    (file,) = (tmp_path / "features").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])  # damaged
+    assert torch.equal(encode_sentences(towers, sentences, batch=2), expected)
+    encode_sentences(towers, sentences[:2], batch=2)  # other sentences
+    with torch.no_grad():
+        next(iter(towers.text_backbone_parameters())).mul_(1.5)  # other weights
+    encode_sentences(towers, sentences, batch=2)
+    assert asked == [2, 1, 2, 1, 2, 2, 1]
+    monkeypatch.setenv("HOLDFAST_FEATURES", "off")
+    encode_sentences(towers, sentences, batch=2)
+    assert asked == [2, 1, 2, 1, 2, 2, 1, 2, 1]
 
 
 def test_predictions_outside_the_block_are_not_kept(model: Classifier, store: FeatureStore) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdfast.candidates.directions import own_direction, target_direction
 from holdfast.candidates.refit import TargetRefit, refit_from_features, refit_target
-from holdfast.candidates.solver import logistic, minimise
+from holdfast.candidates.solver import logistic, minimise, minimise_linear
 from holdfast.data.round import LabelledSet, PairSet, RoundData
 from holdfast.data.task import TaskSpec
 from holdfast.model.classifier import Classifier
@@ -316,3 +316,32 @@ def test_newtons_method_ends_where_the_gradient_vanishes(scale: float, apart: bo
     loss = (weight * torch.log1p(torch.exp(-margin))).sum() + (ridge * found.square()).sum()
     (gradient,) = torch.autograd.grad(loss, found)
     assert gradient.abs().max() < 1e-7
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(8, 1), (1 << 21, 2)])
+def test_small_products_have_one_thread_and_others_keep_theirs(rows: int, threads: int) -> None:
+    """Several threads would wait for one another after each of thousands of products, longer where others compute."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen: list[int] = []
+
+        def loss(reached: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return (reached - 1).square().mean()
+
+        unknown = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        minimise_linear(
+            unknown, torch.ones(rows, 3, dtype=torch.float64), torch.full((3,), 1e-6).double(), loss, steps=3
+        )
+        assert set(seen) == {threads}
+        assert torch.get_num_threads() == 2
+
+        def fails(_: Tensor) -> Tensor:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            minimise_linear(unknown, torch.ones(rows, 3, dtype=torch.float64), torch.ones(3).double(), fails)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)

@@ -6,7 +6,8 @@ steps that are compiled: on a CPU seven seconds, beside a fit that takes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim import LBFGS, Optimizer
 from typing_extensions import override
 
 _NEWTON = 100  # steps at most; about ten are taken
+_SMALL = 1 << 22  # entries of a matrix that one thread multiplies with as fast as several, or faster
 
 
 class _PlainLBFGS(LBFGS):
@@ -58,7 +60,24 @@ def minimise_linear(
             unknown.grad = across @ reached.grad + 2 * ridge * unknown
             return value.detach() + (ridge * unknown.square()).sum()
 
-    _lbfgs(unknown, closure, steps)
+    with _threads_for(columns):
+        _lbfgs(unknown, closure, steps)
+
+
+@contextmanager
+def _threads_for(columns: Tensor) -> Generator[None]:
+    """One thread where the matrix is small.
+
+    Thousands of products take less than a millisecond each. Several threads wait for one another after every one of
+    them, and where the machine has other work that is nearly all of the time.
+    """
+    usual = torch.get_num_threads()
+    if columns.numel() <= _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def _lbfgs(unknown: Tensor, closure: Callable[[], Tensor], steps: int) -> None:

@@ -27,6 +27,7 @@ from holdfast.data.prompts import fill
 from holdfast.errors import UserError
 from holdfast.model.bert import Bert
 from holdfast.model.efficientnet import FEATURES
+from holdfast.model.feature_store import encode_sentences
 from holdfast.model.sentence_towers import (
     HEAD,
     MINILM,
@@ -112,10 +113,7 @@ class ConseTowers(SentenceTowers):
     @torch.no_grad()
     def place_classes(self, names: Sequence[str]) -> None:
         """A from the names of the classifier's classes, and the mean that sentences lose."""
-        sentences = [fill(_TEMPLATE, name) for name in names]
-        embedded = torch.cat(
-            [self.text_backbone(self.tokenize(sentences[i : i + 100])) for i in range(0, len(sentences), 100)]
-        )
+        embedded = encode_sentences(self, [fill(_TEMPLATE, name) for name in names])
         mean = embedded.mean(dim=0)
         self.bias.copy_(-mean)
         self.last.weight.zero_()

@@ -12,7 +12,8 @@ as long as pictures and weights are the same objects, unchanged, and the batches
 
 It is a cache: whatever is wrong with it, features are computed again. ``HOLDFAST_FEATURES=off`` leaves it out, and a
 number is its limit in GiB; beyond it the batches that were used longest ago go. It lies in ``features`` of the cache
-folder, which may be deleted at any time. Features of sealed and test pictures are never written.
+folder, which may be deleted at any time. Features of sealed and test pictures are never written. Sentences that are the
+same in every process (names of known classes) are kept likewise.
 """
 
 from __future__ import annotations
@@ -243,6 +244,27 @@ def encode_set(
     blocks = _Blocks(towers, preprocess, "hidden" if projected else what, like.dtype, _active[-1] if _active else None)
     for here, found in blocks.encoded(examples, positions, view):
         yield here, towers.project(found) if projected else found
+
+
+@torch.no_grad()
+def encode_sentences(towers: TwoTowers, sentences: Sequence[str], *, batch: int = 100) -> Tensor:
+    """What the text tower says of sentences that every process asks for, [n, text width]; kept as features are."""
+    rows = [towers.tokenize(sentences[start : start + batch]) for start in range(0, len(sentences), batch)]
+    store, key = user_store(), ""
+    if store is not None:
+        kind = canonical_json([_FORMAT, "sentences", _arithmetic(), torch.get_num_threads(), towers.spec()])
+        digest = hashlib.sha256(kind.encode())
+        for tensor in (*towers.text_backbone_parameters(), *towers.buffers(), *rows):
+            digest.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
+            digest.update(_bytes(tensor))
+        key = digest.hexdigest()
+        found = store.get(key)
+        if found is not None:
+            return found
+    computed = torch.cat([towers.text_backbone(tokens) for tokens in rows])
+    if store is not None:
+        store.put(key, computed)
+    return computed
 
 
 class _Blocks:
