@@ -7,7 +7,7 @@ conditions go before it:
 1. A candidate *holds on dev* where no protected class lost more than its margin there and, unless its gain is not
    claimed (``certify.target_gain = false``), the target gained. One that does not hold is never taken while another
    does.
-2. Where the best chance is below ``candidates.least_chance`` nothing is tested: the old model is handed back, and the
+2. Where its chance is below ``candidates.least_chance`` nothing is tested: the old model is handed back, and the
    sealed set stays unspent.
 
 In a round without sealed images dev images have the last word: there the target's gain on them has to pass the exact
