@@ -129,7 +129,8 @@ def main() -> None:
     if given.out is not None:
         entries = {name: frontier_json(cells) for name, cells in studies.items()}
         record = {"machine": machine(), "commit": commit(), "studies": entries}
-        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        lines = json.dumps(record).replace('{"kind"', '\n{"kind"')  # one line a cell
+        given.out.write_text(lines + "\n", encoding="utf-8")
     print(together(studies) if given.together else f"{table(studies)}\n\n{wins(studies)}")
     if given.figure is not None:
         from holdfast.compare import figures
