@@ -124,7 +124,7 @@ def main() -> None:
             f"| {sharded} | {reduced} |"
         )
     results = Path(__file__).parent / "results"
-    print("\n| GPUs | steps | step of one rank, measured | sent beside nothing | step | times one GPU |")
+    print("\n| GPUs | steps | step of one rank, measured | sending, not overlapped | step | times one GPU |")
     print("| ---: | --- | ---: | ---: | ---: | ---: |")
     for row in several(found[0], json.loads((results / "ranks.json").read_text())):
         took = row.step + row.sent
