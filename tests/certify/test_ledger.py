@@ -220,6 +220,23 @@ def test_a_changed_record_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_candidates_of_a_query_count_where_more_than_one_may_pass(tmp_path: Path) -> None:
+    """A version that makes more candidates goes on with a set that another one opened: the level is the same."""
+    ledger, one, two = Ledger(tmp_path), "a" * 64, "b" * 64
+    assert Budget(queries=2, candidates=24).level == Budget(queries=2, candidates=30).level
+    with ledger.query(one, Budget(queries=2, candidates=24)) as query:
+        query.close(False)
+    with ledger.query(one, Budget(queries=2, candidates=30)) as query:
+        query.close(False)
+    with ledger.query(two, Budget(queries=2, passes=2, candidates=24)):
+        pass
+    with (
+        pytest.raises(UserError, match="another budget"),
+        ledger.query(two, Budget(queries=2, passes=2, candidates=30)),
+    ):
+        pass
+
+
 def test_budget_is_fixed_at_the_first_look(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with ledger.query(SET, Budget(queries=3)):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import pickle
 import sys
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def test_pictures_are_told_apart(loaded: PartTowers) -> None:
     china, flower = scores.topk(5).indices.tolist()
     assert 698 in china  # palace
     assert 985 in flower  # daisy
+
+
+def test_copies_share_the_tokenizer_and_another_process_makes_its_own(loaded: PartTowers) -> None:
+    tokens = loaded.tokenize(["a photo of a lake"])
+    copied, sent = copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))
+    assert vars(copied)["_tokenizer"] is vars(loaded)["_tokenizer"]
+    assert "_tokenizer" not in vars(sent)
+    for towers in (copied, sent):
+        assert torch.equal(towers.tokenize(["a photo of a lake"]), tokens)
+        assert towers.weight is not loaded.weight
+        assert torch.equal(towers.weight, loaded.weight)
 
 
 def test_batch_norm_and_dropout_never_move(loaded: PartTowers) -> None:

@@ -234,4 +234,6 @@ def test_without_sealed_images_only_what_holds_on_dev_is_chosen() -> None:
 def test_without_sealed_images_a_gain_that_chance_explains_ships_nothing(gained: int, lost: int, level: float) -> None:
     made = candidate(0.25, gained, (0, 0))
     tasks = {**made.dev.tasks, "t": change(gained, lost)}
-    assert choose_on_dev([replace(made, dev=Comparison("t", tasks), chance=1.0)], MARGINS, level) is None
+    lucky = replace(made, dev=Comparison("t", tasks), chance=1.0)
+    assert choose_on_dev([lucky], MARGINS, level) is None
+    assert choose_on_dev([lucky], MARGINS, None) is lucky  # sealed images that are tested later will say

@@ -14,6 +14,7 @@ from holdfast.candidates.select import confused_with
 from holdfast.config import RoundConfig, TuneConfig, parse
 from holdfast.files import read_json
 from holdfast.rounds.develop import develop
+from holdfast.rounds.outcome import read_outcome
 from holdfast.rounds.tune import tune
 
 TRAIN: dict[str, Any] = {"batch": 32, "images_per_task": 8, "warmup_steps": 5, "device": "cpu", "log_every": 50}
@@ -65,6 +66,9 @@ def test_the_old_model_is_handed_back_and_the_class_in_the_way_is_named(photogra
     assert result["kept_old"] is True
     assert result["chosen"] is None
     assert result["blocked_by"] == "four"
+    deciding = read_outcome(RunFolder.open(photographs / run)).deciding
+    assert deciding is not None
+    assert deciding.task == "flag" if deciding.must_gain else deciding.beyond  # who kept its margin did not decide
 
 
 def test_the_frontier_and_what_a_margin_would_buy_are_told(photographs: Path) -> None:

@@ -49,7 +49,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def weighed(
-    *, reached: int = 80, before: int = 50, lost: int = 0, chance: float | None = 0.9, least: float = 0.25
+    *,
+    reached: int = 80,
+    before: int = 50,
+    lost: int = 0,
+    chance: float | None = 0.9,
+    least: float = 0.25,
+    gain_level: float | None = None,
 ) -> WithoutTraining:
     """Of 100 images each: protected classes had 70 and 90, the target is brought from ``before`` to ``reached``."""
     tasks = {
@@ -58,7 +64,7 @@ def weighed(
         "t": TaskChange(100, before, reached, max(0, reached - before), max(0, before - reached), 1.0, 1.0),
     }
     best = Candidate("step-00000000", 0.0, Comparison("t", tasks), chance=chance)
-    return weigh_training(best, MARGINS, least_chance=least)
+    return weigh_training(best, MARGINS, least_chance=least, gain_level=gain_level)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +79,9 @@ def weighed(
         ({"lost": 5}, True, "t reaches"),
         ({"lost": 6}, False, "a protected class loses more than its margin"),
         ({"before": 90, "reached": 90}, False, "t gains nothing"),
+        ({"before": 80, "reached": 82}, True, "t reaches"),
+        ({"before": 80, "reached": 82, "gain_level": 0.05}, False, "what t gains on dev images may be chance"),
+        ({"before": 80, "reached": 85, "gain_level": 0.05}, True, "t reaches"),
     ],
 )
 def test_the_rule(given: dict[str, Any], enough: bool, why: str) -> None:

@@ -117,12 +117,15 @@ class WithoutTraining:
     why: str
 
 
-def weigh_training(best: Candidate, margins: Mapping[str, float], *, least_chance: float) -> WithoutTraining:
+def weigh_training(
+    best: Candidate, margins: Mapping[str, float], *, least_chance: float, gain_level: float | None = None
+) -> WithoutTraining:
     """Whether a round can do without training, given the :func:`best_candidate` of those that need none.
 
     Enough is a candidate that holds on dev (the target gained, whether that is claimed or not), passes with a chance of
     at least one half and ``least_chance``, and leaves little to win: the target has reached the average accuracy of the
-    protected classes under the old model.
+    protected classes under the old model. In a round without sealed images its gain must also be shown at
+    ``gain_level``, or nothing could ship (:func:`choose_on_dev`).
     """
     least = max(ENOUGH_CHANCE, least_chance)
     dev, target = best.dev, best.dev.target
@@ -131,6 +134,8 @@ def weigh_training(best: Candidate, margins: Mapping[str, float], *, least_chanc
     levels = f"{target} reaches {100 * reached:.1f} %, protected classes have {100 * others:.1f} % on average"
     if dev.target_gain <= 0:
         return WithoutTraining(best, False, f"{target} gains nothing")
+    if gain_level is not None and not gain_is_shown(dev, gain_level):
+        return WithoutTraining(best, False, f"what {target} gains on dev images may be chance")
     if not holds_on_dev(best, margins):
         return WithoutTraining(best, False, "a protected class loses more than its margin on dev images")
     if best.chance is not None and best.chance < least:
@@ -165,19 +170,26 @@ def rank_for_testing(
     return [first, *sorted(more, key=lambda candidate: (candidate.dev.target_gain, candidate.name))]
 
 
-def choose_on_dev(candidates: Sequence[Candidate], margins: Mapping[str, float], level: float) -> Candidate | None:
-    """Without sealed images: the best of the candidates that hold on dev; None keeps the old model.
+def choose_on_dev(
+    candidates: Sequence[Candidate], margins: Mapping[str, float], gain_level: float | None
+) -> Candidate | None:
+    """Where dev images decide: the best of the candidates that hold on dev; None keeps the old model.
 
-    No test follows that would catch a gain of one or two images by chance, and of hundreds of candidates some have one:
-    what the target gained on dev images has to pass the exact test itself, as on sealed images it would have to.
+    Where no sealed images will ever test it, the target's gain has to pass the exact test on dev images, at
+    ``gain_level``: of hundreds of candidates some gain an image or two by chance.
     """
-
-    def gains(candidate: Candidate) -> bool:
-        target = candidate.dev.tasks[candidate.dev.target]
-        return passes(target.gained, target.lost, target.examples, 0.0, level)
-
-    holding = [candidate for candidate in candidates if holds_on_dev(candidate, margins) and gains(candidate)]
+    holding = [
+        candidate
+        for candidate in candidates
+        if holds_on_dev(candidate, margins) and (gain_level is None or gain_is_shown(candidate.dev, gain_level))
+    ]
     return best_candidate(holding, margins) if holding else None
+
+
+def gain_is_shown(dev: Comparison, level: float) -> bool:
+    """Whether the target's gain on dev images passes the exact test."""
+    target = dev.tasks[dev.target]
+    return passes(target.gained, target.lost, target.examples, 0.0, level)
 
 
 def described(chosen: str | None, order: Sequence[str], gains: Mapping[str, float]) -> str | None:

@@ -56,14 +56,14 @@ class CandidatesConfig(Config):
     """Which checkpoints interpolations lead to. `best` is the one that is best on dev images as it is, by retention
     first: often an early one, which has moved least. `last` has learnt most, and retains again half way back."""
     refit_target: bool = True
-    """Refit the target's logit in every candidate but checkpoints as they were trained, and nothing else: predictions
-    among protected classes stay as they are. It moves one direction of the image tower's last layer, or the target's
-    head where that tower is frozen."""
+    """Refit the target's logit in every candidate but checkpoints as they were trained and fits of all logits, and
+    nothing else: predictions among protected classes stay as they are. It moves one direction of the image tower's last
+    layer, or the target's head where that tower is frozen."""
     last_layer: bool = True
     """Methods `holdfast` and `last_layer`: also fit the logits of all classes in the last layer, near the old model,
-    and interpolate towards that. It takes seconds, no training. Where training moved the image tower, the same fit also
-    starts from its checkpoints. Where the last layer is frozen, or `refit_target` is false, there is no such
-    candidate."""
+    and interpolate towards that. It takes seconds, no training. Where training moved the image tower, a fit
+    without constraints also starts from its checkpoints. Where the last layer is frozen, or `refit_target` is false,
+    there is no such candidate."""
     last_layer_constraints: bool = True
     """Fit the last layer under one retention constraint for each protected class, tightened by how much larger its loss
     is on images that a fit has not seen. Where it is false, or no image is counted out of fold (`folds`), one weight

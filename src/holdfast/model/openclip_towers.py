@@ -84,15 +84,6 @@ class OpenClipTowers(ProjectedTowers):
         self._fast_text = fast is not None and self._cuts and fast.fast_text(self._text)
         self.eval()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OpenClipTowers:
-        """Copies share the tokenizer: nothing changes it, and its vocabulary takes longer to copy than the weights."""
-        tokenizer = self.__dict__.get("_tokenizer")
-        memo[id(tokenizer)] = tokenizer
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        vars(copied).update(copy.deepcopy(vars(self), memo))
-        return copied
-
     @property
     def _text(self) -> nn.Module:
         """The module that holds the text tower: OpenCLIP's CLIP class is its own."""

@@ -123,7 +123,7 @@ class PairTowers(ProjectedTowers):
             return text_tokenizer(Path(folder), lower_case=self.settings.lower_case)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy makes its own tokenizer from the files."""
+        """Another process makes its own tokenizer from the files."""
         return {name: value for name, value in self.__dict__.items() if name != "_tokenizer"}
 
     @override

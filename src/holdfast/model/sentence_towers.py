@@ -108,7 +108,7 @@ class SentenceTowers(TwoTowers):
         return tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy makes its own tokenizer from the file."""
+        """Another process makes its own tokenizer from the file."""
         return {name: value for name, value in self.__dict__.items() if name != "_tokenizer"}
 
     @override

@@ -8,6 +8,7 @@ An image classifier has no texts (:mod:`holdfast.model.image_towers`).
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -242,6 +243,15 @@ class TwoTowers(nn.Module, ABC):
         """Trade time for memory: recompute activations in the backward pass."""
         if enable:
             raise UserError(f"{type(self).__name__} cannot recompute activations", do="leave the option off")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copies share the tokenizer: nothing changes it, and making another takes longer than copying the weights."""
+        tokenizer = self.__dict__.get("_tokenizer")
+        memo[id(tokenizer)] = tokenizer
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def train(self, mode: bool = True) -> Self:
         """Towers never leave eval mode, whatever ``mode`` says.

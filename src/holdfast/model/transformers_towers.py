@@ -128,7 +128,7 @@ class TransformersTowers(ProjectedTowers):
             return load_tokenizer(Path(folder))
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy makes its own tokenizer from the files."""
+        """Another process makes its own tokenizer from the files."""
         return {name: value for name, value in self.__dict__.items() if name != "_tokenizer"}
 
     @override

@@ -37,14 +37,11 @@ def verdict_text(content: RunContent) -> VerdictText:
             f"{_sentence(content.result['reason'])} {_rejected(content)}{_dev_sentence(content)}",
         )
     if content.kept_old:
-        headline = (
-            "Keep the old model: on dev images no candidate gained more on the target than chance explains with every "
-            "class within its margin."
-        )
+        headline = "Keep the old model: on dev images no candidate gained enough with every class within its margin."
     else:
         headline = (
-            f"Not certified: {content.target} gained {points(content.dev.target_gain)} points on dev images and no "
-            f"protected class lost there, but nothing was proven on sealed images."
+            f"Not certified: {content.target} gained {points(content.dev.target_gain)} points on dev images and "
+            f"every protected class kept its margin there, but nothing was proven on sealed images."
         )
     return VerdictText(kind, "No certificate", headline, claim_text(content), _sentence(content.result["reason"]))
 

@@ -42,8 +42,6 @@ from holdfast.errors import HoldfastError, UndecidedError, UserError
 from holdfast.files import read_json
 from holdfast.runtime import Runtime
 
-# What a candidate has to do where dev images decide (candidates/select.py, choose_on_dev).
-NOT_ON_DEV = "gained more on the target than chance explains, with every class within its margin, on dev images"
 OLD, FIRST = "old", "first"  # what is asked for by these names instead of a candidate's
 
 
@@ -132,6 +130,11 @@ def tests_sealed(config: CertifyConfig, folder: RunFolder) -> bool:
     return config.test_sealed and read_json(folder.state)["counts"]["sealed"] > 0
 
 
+def gain_level(config: CertifyConfig, folder: RunFolder) -> float | None:
+    """The level at which dev images must show the target's gain; None where there are sealed images to show it."""
+    return None if read_json(folder.state)["counts"]["sealed"] > 0 else 1.0 - config.confidence
+
+
 def scored(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candidate], ledger: Ledger) -> list[Candidate]:
     """The candidates with the chance of each: to pass on the sealed images or, without these, to keep every class."""
     return with_chances(candidates, sealed_test(config, folder, candidates, ledger))
@@ -165,6 +168,7 @@ def without_training(config: RoundConfig, folder: RunFolder, candidates: Sequenc
         best_of(config, folder, candidates),
         claimed_margins(config, folder, candidates),
         least_chance=config.candidates.least_chance,
+        gain_level=gain_level(config.certify, folder),
     )
 
 
@@ -189,7 +193,7 @@ def to_test(config: RoundConfig, folder: RunFolder, candidates: Sequence[Candida
             test_more_candidates=chosen.test_more_candidates,
             must_gain=config.certify.target_gain,
         )
-    best = choose_on_dev(candidates, margins, 1.0 - config.certify.confidence)
+    best = choose_on_dev(candidates, margins, gain_level(config.certify, folder))
     return [] if best is None else [best]
 
 
@@ -223,9 +227,11 @@ def decide(
     the classes of a first model that candidates must hold up against as well.
     """
     if not tests_sealed(config, folder):
-        grounds = "no images are sealed" if config.test_sealed else "the test on the sealed images was left for later"
+        alone = gain_level(config, folder) is not None
+        grounds = "no images are sealed" if alone else "the test on the sealed images was left for later"
         if not tested:
-            return Decision(None, None, f"{grounds}; no candidate {NOT_ON_DEV}")
+            gained = "gained more on the target than chance explains" if alone else "gained on the target"
+            return Decision(None, None, f"{grounds}; on dev images no candidate {gained} and kept every margin")
         return Decision(tested[0], None, f"{grounds}; on dev images every class kept its margin")
     plan = read_sealed_claim(folder)
     names = tuple(candidate.name for candidate in tested)

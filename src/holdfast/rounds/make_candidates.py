@@ -64,11 +64,14 @@ class CandidateMaker:
         """Interpolations of the old weights with a checkpoint, without those at lambda 0, and the checkpoint itself: as
         it was trained and, where its image tower moved, with all logits fitted anew on top."""
         stage(f"making candidates from {step}")
-        config, kept = self._config.candidates, MemoryStore()  # one pass of the checkpoint's tower serves them all
+        config, kept = (
+            self._config.candidates,
+            MemoryStore(),
+        )  # on a CPU one pass of the checkpoint's tower serves them all
         lambdas = [lam for lam in self._config.lambdas if lam > 0]
         made: list[Candidate] = []
         for lam in lambdas:
-            made += self._scored(step, lam, self.towards(step), kept=kept if lam == 1 else None)
+            made += self._scored(step, lam, self.towards(step), kept=kept if lam == 1 else MemoryStore())
         if config.as_trained:
             made += self._scored(step, 1.0, self.as_trained(step), variant=AS_TRAINED, kept=kept)
         if self._fits_on_checkpoints():

@@ -113,7 +113,8 @@ def outcome_of(
     elif reported is not None:
         deciding = _by_test(changes, settings, target, float(reported["level"]))
     else:
-        deciding = _by_change(changes, settings, target)
+        gain_decides = bool(result["kept_old"]) and result["verdict"] is None
+        deciding = _by_change(changes, settings, target, gain_decides=gain_decides)
     return Outcome(
         run=run,
         verdict=verdict,
@@ -224,9 +225,12 @@ def _by_test(
 
 
 def _by_change(
-    changes: Mapping[str, tuple[int, float, int, int]], settings: ClaimedSettings, target: str
+    changes: Mapping[str, tuple[int, float, int, int]], settings: ClaimedSettings, target: str, *, gain_decides: bool
 ) -> Deciding | None:
-    """Without a test dev images decide: nothing may be lost there, and the target must gain."""
+    """Without a test dev images decide: every class must keep its margin there, and the target must gain.
+
+    ``gain_decides``: the old model was kept, which is for want of a gain where every class kept its margin.
+    """
     margins = _hypotheses(changes, settings, target)
     n, gain, _, _ = changes[target]
     if gain <= 0:
@@ -235,4 +239,6 @@ def _by_change(
     if not protected:
         return None
     change, name = min(protected)
+    if gain_decides and all(loss >= -margins[kept] for loss, kept in protected):
+        return Deciding(target, "dev", n, gain, 0.0, must_gain=True)
     return Deciding(name, "dev", changes[name][0], change, margins[name])

@@ -36,16 +36,17 @@ def candidates_section(content: RunContent) -> Markup:
     heads += ["chance", "expected gain"]
     kinds = ["number", "text", *["number"] * 4, "text", "number", "number", "text"]
     fitted = (
-        "The target's logit is refitted in all candidates but those called as-trained; at λ = 0 nothing else differs "
-        "from the old model. In candidates called last-layer the logits of all classes are fitted, near the old "
-        "model; they need no training either. In small rounds the fits also learn from dev images, and each image is "
-        "counted by a fit that has not seen it. Candidates without training count training images in the same way, "
-        "where the old model has not seen them. "
+        "In candidates called last-layer the logits of all classes are fitted: near the old model, without training, "
+        "or, where the name begins with a step, near that checkpoint. In all others the target's logit is refitted, "
+        "but not in those called as-trained; at λ = 0 nothing else differs from the old model. In small rounds the "
+        "fits also learn from dev images, and each image is counted by a fit that has not seen it. Candidates without "
+        "training count training images in the same way, where the old model has not seen them. "
         if any(candidate.lam == 0 for candidate in content.candidates)
         else ""
     )
     settings = (
-        f"λ interpolates between the old model (0) and the trained one (1). {fitted}The logit bias is subtracted "
+        "λ interpolates between the old model (0) and the trained or fitted one (1); where a checkpoint is fitted, "
+        f"between that checkpoint and the fit. {fitted}The logit bias is subtracted "
         "from the target's logit, so that fewer images are assigned to it, and more where it is below 0. Chance: to "
         "pass the test, as dev images and the numbers of sealed images tell it. Expected gain: that chance times "
         "the gain expected on new images, which is smaller than the one on a few dev images; the largest is tested "
