@@ -27,6 +27,7 @@ from holdfast.data.loader import ViewSettings
 from holdfast.data.round import LabelledSet, RoundData
 from holdfast.evaluate.predict import predict_each_on_ranks
 from holdfast.model.classifier import Classifier
+from holdfast.model.workers import each_in_a_thread
 from holdfast.runtime import Runtime
 from holdfast.shared import once
 
@@ -123,20 +124,25 @@ class LastLayerFits:
             )
             name = self.data.tasks.target
             distill = distillation(self.start, name, pictures)  # of a fold's fit, too: it stands for the whole one
-            whole = fit_last_layer(self.start, name, pictures, distill=distill)
-            fits = [(whole, pictures)]
-            if self.folds is not None:
-                place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
-                parts = [pictures.where(place != fold) for fold in range(self.folds.count)]
-                fits += [(fit_last_layer(self.start, name, part, distill=distill), part) for part in parts]
-                if self.constrained:
-                    gaps = generalisation_gaps(self.start, whole, [fit for fit, _ in fits[1:]], pictures, place)
-                    fits = [
-                        (fit_last_layer(self.start, name, part, gaps, distill=distill), part)
-                        for part in (pictures, *parts)
-                    ]
-            self._found = pictures, fits
+            if self.folds is None:
+                self._found = pictures, [(fit_last_layer(self.start, name, pictures, distill=distill), pictures)]
+                return self._found
+            place = torch.from_numpy(self.folds.of_ids(pictures.ids)).to(pictures.labels.device)
+            parts = [pictures, *(pictures.where(place != fold) for fold in range(self.folds.count))]
+            fits = self._fit_each(parts, distill, None)
+            if self.constrained:
+                gaps = generalisation_gaps(self.start, fits[0], fits[1:], pictures, place)
+                fits = self._fit_each(parts, distill, gaps)
+            self._found = pictures, list(zip(fits, parts, strict=True))
         return self._found
+
+    def _fit_each(self, parts: Sequence[Pictures], distill: float, gaps: Tensor | None) -> list[LastLayerFit]:
+        def fit(part: Pictures) -> LastLayerFit:
+            return fit_last_layer(self.start, self.data.tasks.target, part, gaps=gaps, distill=distill)
+
+        if parts[0].hidden.is_cuda:
+            return [fit(part) for part in parts]
+        return each_in_a_thread(fit, parts)
 
 
 class LastLayerModels:

@@ -72,8 +72,10 @@ def _threads_for(columns: Tensor) -> Generator[None]:
     them, and where the machine has other work that is nearly all of the time.
     """
     usual = torch.get_num_threads()
-    if columns.numel() <= _SMALL:
-        torch.set_num_threads(1)
+    if columns.numel() > _SMALL or usual == 1:
+        yield
+        return
+    torch.set_num_threads(1)
     try:
         yield
     finally:

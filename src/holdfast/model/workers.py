@@ -7,12 +7,15 @@ not meet until the set is done, and small passes stay in the processor's cache.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
+from typing import TypeVar
 
 import torch
+
+T, R = TypeVar("T"), TypeVar("R")
 
 
 @contextmanager
@@ -20,7 +23,7 @@ def separate_threads(count: int) -> Generator[ThreadPoolExecutor]:
     """``count`` threads, in each of which PyTorch uses no other; in all other threads it uses what it used before."""
     shared = torch.get_num_threads()
     begun = Barrier(count + 1)
-    pool = ThreadPoolExecutor(count, thread_name_prefix="tower", initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(count, thread_name_prefix="tower", initializer=_compute_alone)
     try:
         for _ in range(count):
             pool.submit(begun.wait)  # none of them ends before all are there: as many threads begin
@@ -30,3 +33,23 @@ def separate_threads(count: int) -> Generator[ThreadPoolExecutor]:
     finally:
         begun.abort()
         pool.shutdown(cancel_futures=True)
+
+
+def _compute_alone() -> None:
+    torch.get_num_threads()  # a thread takes over the process's number when it first asks, and never again
+    torch.set_num_threads(1)
+
+
+def each_in_a_thread(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """``function`` of every item, in their order: several at once, each computed by one thread alone.
+
+    What an item ends in does not depend on how many threads there are.
+    """
+    enabled = torch.is_grad_enabled()  # a thread's own
+
+    def computed(item: T) -> R:
+        with torch.set_grad_enabled(enabled):
+            return function(item)
+
+    with separate_threads(max(1, min(len(items), torch.get_num_threads()))) as threads:
+        return list(threads.map(computed, items))

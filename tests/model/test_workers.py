@@ -1,0 +1,65 @@
+"""Items computed in threads of their own: the same results for any number of threads."""
+
+from __future__ import annotations
+
+from threading import Barrier, current_thread
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.candidates.solver import minimise_linear
+from holdfast.model.workers import each_in_a_thread
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> object:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(usual)
+
+
+def test_results_come_in_order_from_threads_that_compute_alone() -> None:
+    met = Barrier(2)
+
+    def seen(item: int) -> tuple[int, int, str, bool]:
+        met.wait(60)  # both threads are there at once, or nobody goes on
+        return item, torch.get_num_threads(), current_thread().name, torch.is_grad_enabled()
+
+    with torch.no_grad():
+        found = each_in_a_thread(seen, range(4))
+    assert [item for item, *_ in found] == [0, 1, 2, 3]
+    assert {threads for _, threads, *_ in found} == {1}
+    assert len({name for *_, name, _ in found}) == 2
+    assert not any(enabled for *_, enabled in found)  # as where they were asked for
+    assert torch.get_num_threads() == 2
+
+
+def test_a_fault_is_raised_and_no_threads_are_fewer_than_one() -> None:
+    def fails(item: int) -> int:
+        raise ZeroDivisionError(item)
+
+    with pytest.raises(ZeroDivisionError):
+        each_in_a_thread(fails, [1, 2, 3])
+    assert each_in_a_thread(fails, []) == []
+    assert torch.get_num_threads() == 2
+
+
+def test_the_bits_of_a_fit_do_not_depend_on_the_number_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    columns = [torch.randn(300, 400, dtype=torch.float64, generator=generator) for _ in range(3)]
+    wanted = torch.randn(300, 3, dtype=torch.float64, generator=generator)
+
+    def fit(part: Tensor) -> Tensor:
+        unknown = torch.zeros(400, 3, dtype=torch.float64, requires_grad=True)
+        minimise_linear(
+            unknown, part, torch.full((400, 1), 0.1).double(), lambda reached: (reached - wanted).square().sum()
+        )
+        return unknown.detach()
+
+    several = each_in_a_thread(fit, columns)
+    torch.set_num_threads(1)
+    assert all(torch.equal(one, other) for one, other in zip(each_in_a_thread(fit, columns), several, strict=True))
+    exact = torch.linalg.solve(columns[0].T @ columns[0] + 0.1 * torch.eye(400), columns[0].T @ wanted)
+    assert torch.allclose(several[0], exact, atol=1e-3)
