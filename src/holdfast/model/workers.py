@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import torch
 
-T, R = TypeVar("T"), TypeVar("R")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -40,14 +41,14 @@ def _compute_alone() -> None:
     torch.set_num_threads(1)
 
 
-def each_in_a_thread(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def each_in_a_thread(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """``function`` of every item, in their order: several at once, each computed by one thread alone.
 
     What an item ends in does not depend on how many threads there are.
     """
     enabled = torch.is_grad_enabled()  # a thread's own
 
-    def computed(item: T) -> R:
+    def computed(item: Item) -> Result:
         with torch.set_grad_enabled(enabled):
             return function(item)
 
