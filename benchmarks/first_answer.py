@@ -3,13 +3,14 @@
     OMP_NUM_THREADS=2 python benchmarks/first_answer.py SCENES.zip          # 5,000 pictures, towers made of parts
     python benchmarks/first_answer.py PICTURES/ --images 2000 --model tiny
     python benchmarks/first_answer.py SCENES.zip --answer-only              # on a GPU, where there is one
+    python benchmarks/first_answer.py SCENES.zip --images 500 --model conse --answer-only --busy 2
 
 The source holds one folder a class, at any depth (`train/CLASS/1.jpg`). A round is written by `holdfast init`, its old
 model made by a few steps of `holdfast tune`; neither is timed. What is timed, from the start of the process to the line
 on the terminal: the plan, and the line "without training (refit)" with its chance; then, of `--quick`, the whole round,
 the query of the sealed images included. Each is run twice: the second run finds features on disk (on a CPU), and each
 run has a ledger of its own. A second table has the seconds of each stage up to the refit's answer, as `--verbose` names
-them. `--device cpu` leaves a GPU alone.
+them. `--device cpu` leaves a GPU alone. `--busy N` has N processes compute beside the commands that are timed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import tempfile
 import time
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -130,6 +132,18 @@ def write_round(source: Path, folder: Path, images: int, model: str, tune_steps:
     return classes
 
 
+@contextmanager
+def others(count: int) -> Generator[None]:
+    """So many processes that compute, and do nothing else, for as long as the block takes."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def environment_of(folder: Path) -> dict[str, str]:
     """Caches of its own, and bytecode as an installation has it."""
     environment = {**os.environ, "HOLDFAST_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
@@ -146,6 +160,7 @@ def main() -> None:
     parser.add_argument("--tune-steps", type=int, default=10)
     parser.add_argument("--device", help="as for `holdfast develop`: cpu or cuda; a GPU where there is one")
     parser.add_argument("--answer-only", action="store_true", help="leave out the quick round")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside what is timed")
     arguments = parser.parse_args()
     device = ("--device", arguments.device) if arguments.device else ()
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -160,7 +175,8 @@ def main() -> None:
                 run = f"{turn}{''.join(options)}"
                 text = re.sub(r'(?m)^ledger = "ledger"', f'ledger = "ledger-{run}"', written)
                 (folder / "ROUND.toml").write_text(text, encoding="utf-8")
-                found, stages = develop(folder, environment_of(folder), run, "--anyway", *device, *options)
+                with others(arguments.busy):
+                    found, stages = develop(folder, environment_of(folder), run, "--anyway", *device, *options)
                 for what, taken in found.items():
                     if not options or what.startswith("quick round"):
                         seconds[what].append(taken)
@@ -168,7 +184,9 @@ def main() -> None:
                     for what, taken in stages.items():
                         phases[what][place] = taken
     print(f"{arguments.images} pictures, {len(classes)} classes, {arguments.model}; ", end="")
-    print(f"{os.environ.get('OMP_NUM_THREADS', os.cpu_count())} threads of {os.cpu_count()} processors, {on(device)}")
+    threads = os.environ.get("OMP_NUM_THREADS", os.cpu_count())
+    beside = f", {arguments.busy} other processes that compute" if arguments.busy else ""
+    print(f"{threads} threads of {os.cpu_count()} processors, {on(device)}{beside}")
     print("| answer | first run, s | again, s |\n| --- | ---: | ---: |")
     for what, (first, again) in seconds.items():
         print(f"| {what} | {first:.1f} | {again:.1f} |")
