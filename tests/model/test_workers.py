@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from threading import Barrier, current_thread
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError, current_thread
 
 import pytest
 import torch
 from torch import Tensor
 
 from holdfast.candidates.solver import minimise_linear
+from holdfast.model.openclip import load_towers
+from holdfast.model.openclip_towers import OpenClipTowers
+from holdfast.model.prompt_features import prompt_backbone
 from holdfast.model.workers import each_in_a_thread
 
 
@@ -63,3 +67,21 @@ def test_the_bits_of_a_fit_do_not_depend_on_the_number_of_threads() -> None:
     assert all(torch.equal(one, other) for one, other in zip(each_in_a_thread(fit, columns), several, strict=True))
     exact = torch.linalg.solve(columns[0].T @ columns[0] + 0.1 * torch.eye(400), columns[0].T @ wanted)
     assert torch.allclose(several[0], exact, atol=1e-3)
+
+
+def test_prompts_that_several_threads_ask_for_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    towers = load_towers("tiny", None, seed=0).requires_grad_(False)
+    tokens, asked, met = towers.tokenize(["a dog", "a house"]), list[int](), Barrier(2)
+    plain = OpenClipTowers.text_backbone
+
+    def counted(towers: OpenClipTowers, tokens: Tensor) -> Tensor:
+        asked.append(len(tokens))
+        with suppress(BrokenBarrierError):
+            met.wait(1)  # gives a second thread the time to come in here, too
+        return plain(towers, tokens)
+
+    monkeypatch.setattr(OpenClipTowers, "text_backbone", counted)
+    with torch.no_grad():
+        found = each_in_a_thread(lambda _: prompt_backbone(towers, tokens), range(2))
+        assert asked == [2]
+        assert all(torch.equal(one, plain(towers, tokens)) for one in found)

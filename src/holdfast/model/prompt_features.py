@@ -8,6 +8,7 @@ share these weights (:meth:`holdfast.model.classifier.Classifier.copy_sharing`) 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,20 +30,22 @@ class _Kept:
 
 
 _kept: WeakKeyDictionary[TwoTowers, _Kept] = WeakKeyDictionary()
+_one_at_a_time = Lock()  # fits ask from several threads: the first computes, the others find it
 
 
 def prompt_backbone(towers: TwoTowers, tokens: Tensor) -> Tensor:
     """:meth:`TwoTowers.text_backbone` of prompts, which are asked for again and again."""
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or tokens.device.type != "cpu":
         return towers.text_backbone(tokens)
-    kept = _kept_of(towers)
-    if kept is None:
-        return towers.text_backbone(tokens)
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     key = (tuple(tokens.shape), tokens.numpy().tobytes(), autocast, repr(active_mode()), torch.get_num_threads())
-    if key not in kept.features:
-        kept.features[key] = towers.text_backbone(tokens)
-    return kept.features[key]
+    with _one_at_a_time:
+        kept = _kept_of(towers)
+        if kept is None:
+            return towers.text_backbone(tokens)
+        if key not in kept.features:
+            kept.features[key] = towers.text_backbone(tokens)
+        return kept.features[key]
 
 
 def _kept_of(towers: TwoTowers) -> _Kept | None:
