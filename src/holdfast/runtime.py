@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from threading import Thread
 from typing import Any, cast
 
 import numpy as np
@@ -75,6 +76,30 @@ def started(wanted: str) -> Generator[Runtime]:
         yield Runtime(device, dist.get_rank(), world)
     finally:
         dist.destroy_process_group()
+
+
+@cache
+def wake(device: torch.device) -> Thread | None:
+    """Have a thread load a GPU's libraries, once in a process: seconds in which the host can decode pictures."""
+    if device.type != "cuda":
+        return None
+    thread = Thread(target=_first_products, args=(device,), name="wake", daemon=True)
+    thread.start()
+    return thread
+
+
+@torch.no_grad()
+def _first_products(device: torch.device) -> None:
+    # Whatever fails here fails again where it is asked for, and is said there.
+    with suppress(RuntimeError):
+        pictures, matrix = torch.ones(2, 3, 32, 32, device=device), torch.eye(32, device=device)
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            kernel = torch.ones(4, 3, 3, 3, device=device).to(memory_format=memory_format)
+            torch.nn.functional.conv2d(pictures.to(memory_format=memory_format), kernel)
+        for dtype in (torch.float32, torch.float64):
+            torch.linalg.solve(matrix.to(dtype) @ matrix.to(dtype), matrix.to(dtype))
+        torch.linalg.cholesky_ex(matrix.double())
+        torch.cuda.synchronize(device)
 
 
 def speaks() -> bool:

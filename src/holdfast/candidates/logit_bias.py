@@ -104,7 +104,7 @@ def features_of(
     *,
     what: What = "features",
     most: int = 500,
-    batch: int = 250,
+    batch: int = 256,
 ) -> Tensor:
     """What the tower says of the evaluation views of at most ``most`` pictures of each set, evenly spread over it.
 

@@ -335,7 +335,7 @@ def _features(
     towers = model.towers
     found: list[tuple[Tensor, Tensor]] = []
     what = "hidden" if in_tower else "features"
-    for _, seen in encode_set(towers, examples, towers.projection, what=what, positions=rows, batch=250, view=view):
+    for _, seen in encode_set(towers, examples, towers.projection, what=what, positions=rows, view=view):
         values = full_precision(seen)
         found.append((values, towers.project(values) if in_tower else values))
     return found

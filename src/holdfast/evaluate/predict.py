@@ -103,7 +103,7 @@ class _Scores:
 
     def fill(self, here: slice, logits: Tensor, labels: np.ndarray) -> None:
         # argmax and softmax see the same float64 numbers, so that score and prediction never disagree.
-        log_probabilities = logits.cpu().to(torch.float64).log_softmax(dim=1)
+        log_probabilities = logits.to(torch.float64).log_softmax(dim=1)
         if not bool(log_probabilities.isfinite().all()):
             last = here.start + len(logits) - 1
             raise TrainingError("the model's logits are not finite", found=f"in examples {here.start} to {last}")
@@ -149,7 +149,8 @@ def _score(batches: Iterable[tuple[slice, Sequence[Tensor]]], examples: Labelled
     """Scores of each model from batches of logits: where they belong, and one tensor a model."""
     scored = [_Scores.empty(len(examples)) for _ in range(models)]
     for here, logits in batches:
-        for item, scores in zip(scored, logits, strict=True):
+        on_host = torch.stack(tuple(logits)).cpu()  # a GPU is waited for once, and not once a model
+        for item, scores in zip(scored, on_host, strict=True):
             item.fill(here, scores, examples.labels[here])
     return scored
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from holdfast.data.round import Images, Kept, TextRows, Texts
 from holdfast.errors import UserError, nearest
+from holdfast.model.copies import with_own_parameters
 from holdfast.model.heads import HeadRound, TaskHeads
 from holdfast.model.prompt_features import prompt_backbone
 from holdfast.model.prompts import class_means, tokenize_prompts
@@ -277,7 +278,11 @@ class Classifier(nn.Module):
 
     def copy_with_own_last_layer(self) -> Classifier:
         """A copy whose image tower's last layer may be written to; everything else is shared with this model."""
-        own = {id(parameter) for parameter in self.towers.image_projection_parameters()}
+        last = self.towers.image_projection_parameters()
+        light = with_own_parameters(self, last)
+        if light is not None:
+            return light.eval()
+        own = {id(parameter) for parameter in last}
         tensors = [*self.parameters(), *self.buffers()]
         return self.copy_sharing((tensor, tensor) for tensor in tensors if id(tensor) not in own)
 

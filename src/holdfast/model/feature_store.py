@@ -41,6 +41,7 @@ from holdfast.data.transforms import normalize_views
 from holdfast.errors import HoldfastError, UserError
 from holdfast.files import canonical_json, is_temporary, read_regular, write_atomic
 from holdfast.model.compute import active_mode
+from holdfast.model.device_features import DeviceFeatures
 from holdfast.model.same_weights import HeldWeights
 from holdfast.model.towers import Preprocess, TwoTowers
 from holdfast.model.workers import separate_threads
@@ -89,6 +90,7 @@ class FeatureStore:
     limit: int  # bytes
     written: int = _LOOK_EVERY  # since the last look at the folder's size: the first batch looks
     names: _Names = field(default_factory=_Names, compare=False)
+    on_device: DeviceFeatures = field(default_factory=DeviceFeatures, compare=False)  # of a GPU: never on disk
     _recent: OrderedDict[str, Tensor] = field(default_factory=OrderedDict[str, Tensor], compare=False)
 
     def get(self, key: str) -> Tensor | None:
@@ -171,7 +173,7 @@ class MemoryStore:
     """Batches of features for as long as somebody holds it."""
 
     def __init__(self) -> None:
-        self.names = _Names()
+        self.names, self.on_device = _Names(), DeviceFeatures()
         self._kept: dict[str, Tensor] = {}
 
     def get(self, key: str) -> Tensor | None:
@@ -230,20 +232,50 @@ def encode_set(
     """What the image tower says of a set, or of some of its positions, batch by batch, on the device of ``like``.
 
     Whoever encodes a whole set and needs no gradient goes through this. ``batch`` is that of a GPU. On a CPU passes are
-    small, each in a thread of its own, and what they say is kept: elsewhere features come faster than their pixels can
-    be hashed. ``preprocess`` is the towers' own where it is left out.
+    small, each in a thread of its own. What they say is kept: on a CPU in files, on a GPU in its memory.
+    ``preprocess`` is the towers' own where it is left out.
     """
-    preprocess = preprocess or towers.preprocess
-    if like.device.type != "cpu":
-        run = towers.image_features if what == "features" else towers.image_hidden
-        for here, pictures in preprocess.batches(examples, like, positions=positions, batch=batch, view=view):
-            yield here, run(pictures)
-        return
+    preprocess, store = preprocess or towers.preprocess, _active[-1] if _active else None
     # Models that differ in the last layer alone (a refit and what it was made from) share what comes before it.
     projected = what == "features" and towers.image_projection is not None and active_mode() is None
-    blocks = _Blocks(towers, preprocess, "hidden" if projected else what, like.dtype, _active[-1] if _active else None)
-    for here, found in blocks.encoded(examples, positions, view):
+    asked: What = "hidden" if projected else what
+    if like.device.type == "cpu":
+        encoded = _Blocks(towers, preprocess, asked, like.dtype, store).encoded(examples, positions, view)
+    else:
+        encoded = on_device(towers, preprocess, examples, like, asked, store, positions, batch, view)
+    for here, found in encoded:
         yield here, towers.project(found) if projected else found
+
+
+def on_device(
+    towers: TwoTowers,
+    preprocess: Preprocess,
+    examples: LabelledSet | PairSet,
+    like: Tensor,
+    what: What,
+    store: Store | None,
+    positions: np.ndarray | None,
+    batch: int,
+    view: View | None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """:func:`encode_set` where tensors lie on a GPU."""
+    run = towers.image_features if what == "features" else towers.image_hidden
+    if store is None:
+        pictures = preprocess.batches(examples, like, positions=positions, batch=batch, view=view)
+        return ((here, run(part)) for here, part in pictures)
+    kind = _kind(towers, preprocess, what, like)
+    weights = _weights(towers, last_layer=what == "features")
+    return store.on_device.encoded(
+        run, kind, weights, preprocess, examples, like, positions=positions, batch=batch, view=view
+    )
+
+
+def _kind(towers: TwoTowers, preprocess: Preprocess, what: What, like: Tensor) -> str:
+    """What features on a GPU depend on, beside weights and pictures."""
+    device = like.device.type
+    autocast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+    precision = [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, autocast, repr(active_mode())]
+    return canonical_json([what, str(like.dtype), precision, towers.spec(), preprocess.to_json()])
 
 
 @torch.no_grad()

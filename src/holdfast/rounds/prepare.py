@@ -26,7 +26,7 @@ from holdfast.model.sources import is_direct_source
 from holdfast.model.towers import TwoTowers
 from holdfast.model.weights import from_packages
 from holdfast.rounds.reference import as_deployed_in
-from holdfast.runtime import Runtime, derive_seed
+from holdfast.runtime import Runtime, derive_seed, wake
 from holdfast.shared import once
 from holdfast.stages import stage
 from holdfast.train.compute_mode import compute_mode
@@ -126,6 +126,7 @@ def prepare_round(
     # The jobs of a study share it: it is bound and copied, and never changed.
     start = once(("start", named), lambda: load_start(config.model, root, config.seed))
     view = start.towers.preprocess
+    wake(runtime.device)
     stage("decoding the pictures")
     assembled = decode(surveyed, size=view.size, interpolation=view.interpolation, seed=config.seed)
     views = view_settings(config.train, config.method)
