@@ -4,6 +4,7 @@
     python benchmarks/frontier.py STUDIES/* --out benchmarks/results/frontier.json  # keeps them, prints the table
     python benchmarks/frontier.py benchmarks/results/frontier.json --figure docs/figures/frontier.png
     python benchmarks/frontier.py STUDIES/bed-scenes-cpu* --together                # targets as one table
+    python benchmarks/frontier.py benchmarks/results/frontier-quick.json --decided --figure FILE   # develop's own rule
 
 `holdfast compare` writes STUDY/frontier.json for a study with `tolerances`, once a minute while it runs and when it
 ends or is interrupted; nothing is chosen or computed anew here. A study that is not finished says how far it is.
@@ -23,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
-from holdfast.compare.frontier import FrontierCell, allowed, bootstrap, cell_from_json, frontier_json, points
+from holdfast.compare.frontier import FrontierCell, bootstrap, cell_from_json, chosen_by, frontier_json, points
 
 Studies = dict[str, list[FrontierCell]]  # by name
 
@@ -54,18 +55,24 @@ def progress(folder: Path) -> None:
 
 
 def table(studies: Studies) -> str:
-    """One line a study, result, size and method; for each tolerance gain, worst class and seeds that kept it."""
-    tolerances = sorted({cell.tolerance for cells in studies.values() for cell in cells})
-    heads = [f"{allowed(tolerance)}: gain | worst | kept" for tolerance in tolerances]
+    """One line a study, result, size and method; for each rule of choice gain, worst class and seeds that kept it."""
+    every = sorted((cell for cells in studies.values() for cell in cells), key=lambda cell: cell.tolerance)
+    rules = list(dict.fromkeys(chosen_by(cell) for cell in every))
+    heads = [f"{rule}: gain | worst | kept" for rule in rules]
     lines = [f"| study | result | images | method | {' | '.join(heads)} |",
-             "| --- | --- | ---: | --- |" + " ---: | ---: | ---: |" * len(tolerances)]  # fmt: skip
+             "| --- | --- | ---: | --- |" + " ---: | ---: | ---: |" * len(rules)]  # fmt: skip
     for name, cells in studies.items():
-        by_place = {(cell.kind, cell.column, cell.row, cell.tolerance): cell for cell in cells}
-        for kind, column, row in dict.fromkeys((cell.kind, cell.column, cell.row) for cell in cells):
-            here = [by_place.get((kind, column, row, tolerance)) for tolerance in tolerances]
+        by_place = {(_line(cell), chosen_by(cell)): cell for cell in cells}
+        for kind, column, row in dict.fromkeys(map(_line, cells)):
+            here = [by_place.get(((kind, column, row), rule)) for rule in rules]
             fields = [_fields(cell) for cell in here]
             lines.append(f"| {name} | {kind} | {column} | {row} | {' | '.join(fields)} |")
     return "\n".join(lines)
+
+
+def _line(cell: FrontierCell) -> tuple[str, str, str]:
+    """What develop hands back stands beside what was chosen among the same candidates."""
+    return "shipped" if cell.kind == "decided" else cell.kind, cell.column, cell.row
 
 
 def _fields(cell: FrontierCell | None) -> str:
@@ -94,25 +101,29 @@ def together(studies: Studies) -> str:
 
     The bootstrap draws pairs, so that intervals speak of targets and seeds like these.
     """
-    lines = ["| images | method | pairs | on dev images | gain | first row gains more by | worst class | kept |",
-             "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    found: dict[tuple[str, float, str], dict[tuple[str, int], tuple[float, float]]] = {}
+    heads = ("images", "method", "pairs", "on dev images", "gain", "first row gains more by")
+    heads = (*heads, "worst class", "first row's is higher by", "kept")
+    lines = [f"| {' | '.join(heads)} |", f"|{' ---: | --- | ---: | --- |'}{' ---: |' * 5}"]
+    found: dict[tuple[str, str, str], dict[tuple[str, int], tuple[float, float]]] = {}
+    tolerances: dict[str, float] = {}
     for name, cells in studies.items():
         for cell in cells:
-            if cell.kind == "shipped":
-                place = found.setdefault((cell.column, cell.tolerance, cell.row), {})
+            if cell.kind != "trained":
+                tolerances[chosen_by(cell)] = cell.tolerance
+                place = found.setdefault((cell.column, chosen_by(cell), cell.row), {})
                 place |= {(name, seed): (gain, worst) for seed, gain, worst in cell.by_seed}
-    first: dict[tuple[str, float], dict[tuple[str, int], tuple[float, float]]] = {}
-    for (column, tolerance, row), pairs in found.items():
-        reference = first.setdefault((column, tolerance), pairs)
-        more = [reference[pair][0] - gain for pair, (gain, _) in pairs.items() if pair in reference]
+    first: dict[tuple[str, str], dict[tuple[str, int], tuple[float, float]]] = {}
+    for (column, rule, row), pairs in found.items():
+        reference = first.setdefault((column, rule), pairs)
+        shared = [(reference[pair], own) for pair, own in pairs.items() if pair in reference]
+        more, higher = ([mine[place] - own[place] for mine, own in shared] for place in (0, 1))
         gains, worsts = [gain for gain, _ in pairs.values()], [worst for _, worst in pairs.values()]
         if gains:
-            kept = sum(worst >= -tolerance - 1e-9 for worst in worsts)
-            apart = "-" if pairs is reference else points(bootstrap(more))
+            kept = sum(worst >= -tolerances[rule] - 1e-9 for worst in worsts)
+            apart = ["-", "-"] if pairs is reference else [points(bootstrap(values)) for values in (more, higher)]
             lines.append(
-                f"| {column} | {row} | {len(gains)} | {allowed(tolerance)} | {points(bootstrap(gains))} | {apart} | "
-                f"{points(bootstrap(worsts))} | {kept} of {len(gains)} |"
+                f"| {column} | {row} | {len(gains)} | {rule} | {points(bootstrap(gains))} | {apart[0]} | "
+                f"{points(bootstrap(worsts))} | {apart[1]} | {kept} of {len(gains)} |"
             )
     return "\n".join(lines)
 
@@ -124,6 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the figures in this file")
     parser.add_argument("--together", action="store_true", help="studies as one: means over pairs of study and seed")
     parser.add_argument("--figure", type=Path, help="draw what ships, one panel a study and size")
+    parser.add_argument("--decided", action="store_true", help="in the figure: what develop hands back by its own rule")
     given = parser.parse_args()
     studies = read(given.studies)
     if given.out is not None:
@@ -135,7 +147,8 @@ def main() -> None:
     if given.figure is not None:
         from holdfast.compare import figures
 
-        ships = [(name, cell) for name, cells in studies.items() for cell in cells if cell.kind == "shipped"]
+        kind = "decided" if given.decided else "shipped"
+        ships = [(name, cell) for name, cells in studies.items() for cell in cells if cell.kind == kind]
         labelled = [replace(cell, column=f"{name}, {cell.column} images a class") for name, cell in ships]
         figures.save(figures.frontier(labelled), given.figure)
 

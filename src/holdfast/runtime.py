@@ -83,7 +83,7 @@ def wake(device: torch.device) -> Thread | None:
     """Have a thread load a GPU's libraries, once in a process: seconds in which the host can decode pictures."""
     if device.type != "cuda":
         return None
-    thread = Thread(target=_first_products, args=(device,), name="wake", daemon=True)
+    thread = Thread(target=_first_products, args=(device,), name="wake")  # a process that ends before waits for it
     thread.start()
     return thread
 

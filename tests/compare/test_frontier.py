@@ -23,12 +23,20 @@ from holdfast.compare.frontier import (
 from holdfast.compare.grid import Job, plan
 from holdfast.compare.output import write_outputs
 from holdfast.compare.pool import run_here
-from holdfast.compare.records import FrontierPoint, JobFolder, read_frontier, write_frontier
+from holdfast.compare.records import (
+    FrontierPoint,
+    JobFolder,
+    read_comparison,
+    read_frontier,
+    write_comparison,
+    write_frontier,
+)
 from holdfast.compare.study import run_study
 from holdfast.errors import UserError
+from holdfast.evaluate.metrics import Comparison
 from holdfast.files import read_json
 
-from .fabricated import comparison, finish, make_study
+from .fabricated import ROUND, comparison, finish, make_study
 from .test_study import silent, study
 
 TOLERANCES = (0.0, 0.02, 0.04)  # of 50 images: none, one and two
@@ -132,6 +140,38 @@ def test_table_file_and_figure(tmp_path: Path) -> None:
     assert "at most 2 points" in text
 
 
+def test_what_develop_hands_back_stands_beside_what_was_chosen_within_a_tolerance(tmp_path: Path) -> None:
+    made = make_study(
+        tmp_path,
+        seeds=[0, 1],
+        result="shipped",
+        tolerances=[0.0],
+        methods=[{"name": "holdfast"}, {"name": "rm", "grid": {"alpha": [0.1, 1.0]}}],
+        round={**ROUND, "certify": {"margin": 0.1, "test_sealed": False}},
+    )
+    jobs = plan(made, tmp_path / "out")
+    judged: dict[tuple[str, str, int], Comparison] = {}
+    for number, job in enumerate(jobs):
+        job.folder.mkdir(parents=True)
+        finish(job, 0, 1)
+        folder = JobFolder(job.folder)
+        write_frontier(folder.frontier, [FrontierPoint("shipped", 0.0, "refit", comparison(0, 1), comparison(0, 1))])
+        # Of RM's settings the second gains more, and loses what the margin allows.
+        write_comparison(folder.dev, comparison(-1 if job.setting_text == "alpha=1" else 0, 5 + number))
+        judged[job.row, job.setting_text, job.seed] = test = comparison(-number % 4 - 1, number)
+        write_comparison(folder.test, test)
+    cells = {cell.row: cell for cell in frontier_cells(jobs, read_records(jobs)) if cell.kind == "decided"}
+    assert list(cells) == ["holdfast", "rm"]
+    for row, cell in cells.items():
+        assert cell.tolerance == 0.1
+        tests = [judged[row, cell.setting, seed] for seed in (0, 1)]
+        assert cell.by_seed == tuple((seed, test.target_gain, test.dev_safety) for seed, test in enumerate(tests))
+        assert cell.kept == sum(test.dev_safety >= -0.1 for test in tests)
+        assert cell.old == 2  # no record says that anything was shipped
+    assert cells["rm"].setting == "alpha=1"
+    assert "develop's rule, margin 10" in frontier_table("t", list(cells.values())).text()
+
+
 def test_a_job_that_has_not_finished_is_left_out(tmp_path: Path) -> None:
     _, jobs = fabricated(tmp_path)
     for job in jobs:
@@ -175,6 +215,13 @@ def test_a_study_of_checkpoints_and_one_of_what_ships(tmp_path: Path) -> None:
                     assert (point.dev.target_gain, point.test.target_gain, point.test.dev_safety) == (0.0, 0.0, 0.0)
                 else:
                     assert point.dev.target_gain > 0
+        cells = [cell_from_json(entry) for entry in read_json(out / "frontier.json")]
+        decided = {cell.row: cell for cell in cells if cell.kind == "decided"}
+        assert set(decided) == ({"holdfast", "rm", "refit"} if result == "shipped" else set())
+        for job in plan(ran.study, out) if result == "shipped" else ():
+            test, cell = read_comparison(JobFolder(job.folder).test), decided[job.row]
+            assert (job.seed, test.target_gain, test.dev_safety) in cell.by_seed
+            assert cell.tolerance == job.config.certify.margin
         # What the tables report is on disk as before; the frontier's scoring leaves it alone.
         assert (out / "tables" / "results.txt").exists()
         assert (out / "tables" / "frontier.txt").exists()

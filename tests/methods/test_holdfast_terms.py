@@ -238,4 +238,4 @@ def test_the_old_judgement_counts_less_where_there_is_more_to_learn_from(monkeyp
     monkeypatch.setattr("holdfast.methods.holdfast._FEW", a_task)
     assert built(data, distill_weight=2.0).distill_weight == 2.0
     monkeypatch.setattr("holdfast.methods.holdfast._FEW", a_task / 4)
-    assert built(data, distill_weight=2.0).distill_weight == 1.0
+    assert built(data, distill_weight=2.0).distill_weight == 2.0 / 16

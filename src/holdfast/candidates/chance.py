@@ -149,13 +149,12 @@ def passing_mass(images: int, margin: float, level: float, rates: Rates) -> floa
     mass = _beta_binomial(flips, images, rates.gained + rates.lost, rates.same)
     likely = np.flatnonzero(np.cumsum(mass[::-1])[::-1] > _LEFT_OUT)
     most = int(likely[-1]) if len(likely) else 0
+    among = _GainedAmong(most, rates)
     total = 0.0
     for d in range(most + 1):
         needed = int(first[d])
-        if needed > d or mass[d] == 0.0:
-            continue
-        gained = np.arange(needed, d + 1)
-        total += float(mass[d] * _beta_binomial(gained, d, rates.gained, rates.lost).sum())
+        if needed <= d and mass[d] != 0.0:
+            total += float(mass[d] * among.at_least(needed, d))
     return min(1.0, total)
 
 
@@ -197,6 +196,26 @@ def _beta_binomial(k: np.ndarray, n: int, a: float, b: float) -> FloatArray:
     log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
     log = log_gamma(k + a) + log_gamma(n - k + b) - math.lgamma(n + a + b) - log_beta
     return np.exp(logs[n] - logs[k] - logs[n - k] + log)
+
+
+class _GainedAmong:
+    """The chance of so many gained among d flips, d <= most: beta-binomial, its logarithms of Gamma computed once."""
+
+    def __init__(self, most: int, rates: Rates) -> None:
+        self._rates, self._certain = rates, rates.gained <= 0.0 or rates.lost <= 0.0
+        if not self._certain:
+            a, b, count = rates.gained, rates.lost, np.arange(most + 1)
+            self._factorials, self._gained, self._lost = log_factorials(most), log_gamma(count + a), log_gamma(count + b)
+            self._log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+    def at_least(self, needed: int, d: int) -> float:
+        """P(at least ``needed`` of d), for needed from 0 to d."""
+        a, b = self._rates.gained, self._rates.lost
+        if self._certain:
+            return float(_beta_binomial(np.arange(needed, d + 1), d, a, b).sum())
+        logs, lost = self._factorials, slice(d - needed, None, -1)  # d - k for k from needed to d
+        log = self._gained[needed : d + 1] + self._lost[lost] - math.lgamma(d + a + b) - self._log_beta
+        return float(np.exp(logs[d] - logs[needed : d + 1] - logs[lost] + log).sum())
 
 
 def _beta_quantiles(points: FloatArray, a: float, b: float) -> FloatArray:

@@ -2,8 +2,9 @@
 
 A study with ``tolerances`` has for each job the model that gains most on dev images with no protected class below
 -tolerance (:class:`holdfast.compare.records.FrontierPoint`); the old model where none gains. Settings are chosen as
-everywhere (:func:`holdfast.compare.choose.choose`), a class counting as kept within the tolerance. Test images have no
-part in either choice. Nothing here imports torch.
+everywhere (:func:`holdfast.compare.choose.choose`), a class counting as kept within the tolerance. Beside them stands
+what ``develop`` hands back by its own rule, with its margin for a tolerance. Test images have no part in any choice.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import numpy as np
 
 from holdfast.compare.choose import choose
 from holdfast.compare.grid import Job
-from holdfast.compare.records import FrontierPoint, JobFolder, JobRecord, Kind, Score, read_frontier
+from holdfast.compare.records import (
+    FrontierPoint,
+    JobFolder,
+    JobRecord,
+    Kind,
+    Score,
+    read_comparison,
+    read_frontier,
+)
 from holdfast.compare.tables import Entry, Table
 from holdfast.evaluate.metrics import Comparison
 
@@ -90,16 +99,26 @@ def frontier_cells(jobs: list[Job], records: list[JobRecord]) -> list[FrontierCe
     files = [JobFolder(job.folder).frontier for job in jobs]
     complete = _complete_seeds(jobs, records)
     points: list[dict[tuple[Kind, float], FrontierPoint]] = [
-        {(point.kind, point.tolerance): point for point in read_frontier(file)}
+        {(point.kind, point.tolerance): point for point in (*read_frontier(file), *_decided(job, record))}
         if file.exists() and job.seed in (complete[job.column] or (job.seed,))
         else {}
-        for job, file in zip(jobs, files, strict=True)
+        for job, record, file in zip(jobs, records, files, strict=True)
     ]
     places = dict.fromkeys(place for found in points for place in found)
     cells: list[FrontierCell] = []
     for kind, tolerance in places:
         cells += _at(kind, tolerance, jobs, records, [found.get((kind, tolerance)) for found in points])
     return cells
+
+
+def _decided(job: Job, record: JobRecord) -> list[FrontierPoint]:
+    """What ``develop`` hands back, in a study of what ships."""
+    folder = JobFolder(job.folder)
+    if job.result != "shipped" or not (folder.dev.exists() and folder.test.exists()):
+        return []
+    dev, test = read_comparison(folder.dev), read_comparison(folder.test)
+    margins = job.config.certify.margins_of(name for name in dev.tasks if name != dev.target)
+    return [FrontierPoint("decided", max(margins.values()), record.shipped or OLD, dev, test)]
 
 
 def _complete_seeds(jobs: Sequence[Job], records: Sequence[JobRecord]) -> dict[str, set[int]]:
@@ -185,6 +204,13 @@ def allowed(tolerance: float) -> str:
     return "no class down" if tolerance == 0 else f"at most {points} point{'' if points == '1' else 's'}"
 
 
+def chosen_by(cell: FrontierCell) -> str:
+    """By what a model was chosen, for people."""
+    if cell.kind == "decided":
+        return f"develop's rule, margin {100 * cell.tolerance:g}"
+    return allowed(cell.tolerance)
+
+
 def frontier_table(title: str, cells: Sequence[FrontierCell]) -> Table:
     """One line a row of the study, one group a kind, column and tolerance."""
     groups: dict[tuple[str, str, float], list[tuple[Entry, ...]]] = {}
@@ -194,7 +220,7 @@ def frontier_table(title: str, cells: Sequence[FrontierCell]) -> Table:
             cell.row,
             cell.kind,
             cell.column,
-            allowed(cell.tolerance),
+            chosen_by(cell),
             points(cell.gain),
             points(cell.against_first),
         )
@@ -207,8 +233,8 @@ def frontier_table(title: str, cells: Sequence[FrontierCell]) -> Table:
     )
     note = (
         "Points on test images, means over seeds with 95 % bootstrap intervals; models and settings were chosen on dev "
-        "images. trained: a checkpoint as it is; shipped: interpolated, refitted, biased. Kept: seeds whose worst "
-        "class is within the tolerance on test images as well."
+        "images. trained: a checkpoint as it is; shipped: interpolated, refitted, biased; decided: what develop hands "
+        "back by its own rule. Kept: seeds whose worst class is within the tolerance on test images as well."
     )
     return Table(title, heading, tuple(tuple(lines) for lines in groups.values()), note, left=4)
 

@@ -167,15 +167,15 @@ def _comparison_of(values: Mapping[str, Any]) -> Comparison:
     )
 
 
-Kind = Literal["trained", "shipped"]
+Kind = Literal["trained", "shipped", "decided"]
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
     """What gains most on dev images within a tolerance, and what it scored on test images."""
 
-    kind: Kind  # among the checkpoints as they were trained, or the candidates for shipping
-    tolerance: float
+    kind: Kind  # among the checkpoints as they were trained, or the candidates for shipping; or by develop's own rule
+    tolerance: float  # of develop's own rule: the largest margin
     model: str  # name of the checkpoint or candidate; "old" where nothing gained within the tolerance
     dev: Comparison
     test: Comparison

@@ -92,8 +92,8 @@ class HoldfastConfig(FormConfig):
     distill_weight: NonNegativeFloat = 30.0
     """Weight of the divergence from the old model's judgement among protected classes, on every picture of a step:
     constraint images, target pairs and negatives. It takes no labels. This is its weight where a protected task has 100
-    constraint images or fewer (on average); with n of them it is sqrt(100/n) of that: the more there is to learn from,
-    the less the old model's judgement counts."""
+    constraint images or fewer (on average); with n of them it is (100/n)² of that: the more there is to learn from, the
+    less the old model's judgement counts."""
     distill_share: PositiveFraction = 0.25
     """Share of a step's target pairs and negatives about which the old model is asked: a random sample of fixed size,
     at least 16 of either. Each stands for as many as were not asked about, so that the loss and its gradient are the
@@ -196,7 +196,7 @@ class Holdfast(FormMethod):
         logits = constraint_logits(old, data)
         of_views = labels.repeat_interleave(data.views_each)
         clean = self.loss(logits, of_views)  # l(w_old, x, y) on the views that stay the same
-        self.distill_weight = config.distill_weight * min(1.0, _FEW * m / max(1, len(labels))) ** 0.5
+        self.distill_weight = config.distill_weight * min(1.0, _FEW * m / max(1, len(labels))) ** 2
         means = sums_by(of_views, clean, m) / (data.views_each * sizes)
         self.retention = RetentionPenalty(
             m,
