@@ -14,9 +14,10 @@ from holdfast.data.transforms import random_views
 from holdfast.model import feature_store
 from holdfast.model.classifier import Classifier
 from holdfast.model.device_features import DeviceFeatures
-from holdfast.model.feature_store import MemoryStore, What
+from holdfast.model.feature_store import MemoryStore, What, encode_set, features_kept
 from holdfast.model.openclip import load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
+from holdfast.runtime import wake
 from tests.helpers import made_up_round
 
 BATCH = 8
@@ -215,3 +216,24 @@ def test_a_set_that_is_too_large_is_right_and_not_kept(model: Classifier, dev: L
         passes.clear()
         torch.testing.assert_close(encoded(model, dev, store), expected)
         assert passes
+
+
+def test_a_cpu_has_nothing_to_wake() -> None:
+    assert wake(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_woken_once_and_keeps_features(model: Classifier, dev: LabelledSet, passes: list[int]) -> None:
+    device = torch.device("cuda:0")
+    thread = wake(device)
+    assert thread is not None
+    assert wake(device) is thread
+    thread.join()
+    assert torch.cuda.is_initialized()
+    model.to(device)
+    like = model.towers.projection
+    with features_kept(MemoryStore()):
+        first, again = (torch.cat([part for _, part in encode_set(model.towers, dev, like)]) for _ in range(2))
+    assert torch.equal(first, again)
+    assert passes == [256]
+    torch.testing.assert_close(first.cpu(), encoded(model.cpu(), dev, None, "features"), rtol=1e-2, atol=1e-2)
