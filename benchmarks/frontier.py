@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from holdfast.compare.frontier import FrontierCell, bootstrap, cell_from_json, chosen_by, frontier_json, points
+from holdfast.compare.records import Kind
 
 Studies = dict[str, list[FrontierCell]]  # by name
 
@@ -96,36 +98,70 @@ def wins(studies: Studies) -> str:
     return "\n".join(lines)
 
 
-def together(studies: Studies) -> str:
-    """Studies that share sizes and rows as one: means over pairs of study and seed, and differences from the first row.
+def pooled(studies: Studies) -> Studies:
+    """Studies that differ in their target alone as one, whose seeds are pairs of target and seed.
 
     The bootstrap draws pairs, so that intervals speak of targets and seeds like these.
     """
-    heads = ("images", "method", "pairs", "on dev images", "gain", "first row gains more by")
-    heads = (*heads, "worst class", "first row's is higher by", "kept")
-    lines = [f"| {' | '.join(heads)} |", f"|{' ---: | --- | ---: | --- |'}{' ---: |' * 5}"]
-    found: dict[tuple[str, str, str], dict[tuple[str, int], tuple[float, float]]] = {}
-    tolerances: dict[str, float] = {}
+    pairs: dict[tuple[str, Kind, str, float, str], dict[tuple[str, int], tuple[float, float, FrontierCell]]] = {}
     for name, cells in studies.items():
         for cell in cells:
-            if cell.kind != "trained":
-                tolerances[chosen_by(cell)] = cell.tolerance
-                place = found.setdefault((cell.column, chosen_by(cell), cell.row), {})
-                place |= {(name, seed): (gain, worst) for seed, gain, worst in cell.by_seed}
-    first: dict[tuple[str, str], dict[tuple[str, int], tuple[float, float]]] = {}
-    for (column, rule, row), pairs in found.items():
-        reference = first.setdefault((column, rule), pairs)
-        shared = [(reference[pair], own) for pair, own in pairs.items() if pair in reference]
-        more, higher = ([mine[place] - own[place] for mine, own in shared] for place in (0, 1))
-        gains, worsts = [gain for gain, _ in pairs.values()], [worst for _, worst in pairs.values()]
-        if gains:
-            kept = sum(worst >= -tolerances[rule] - 1e-9 for worst in worsts)
-            apart = ["-", "-"] if pairs is reference else [points(bootstrap(values)) for values in (more, higher)]
+            place = pairs.setdefault((family(name), cell.kind, cell.column, cell.tolerance, cell.row), {})
+            place |= {(name, seed): (gain, worst, cell) for seed, gain, worst in cell.by_seed}
+    first: dict[tuple[str, Kind, str, float], dict[tuple[str, int], tuple[float, float, FrontierCell]]] = {}
+    numbers: dict[tuple[str, int], int] = {}
+    found: Studies = {}
+    for (name, kind, column, tolerance, _), own in pairs.items():
+        if not own:
+            continue
+        reference = first.setdefault((name, kind, column, tolerance), own)
+        gains, worsts = [gain for gain, _, _ in own.values()], [worst for _, worst, _ in own.values()]
+        more = [gain - reference[pair][0] for pair, (gain, _, _) in own.items() if pair in reference]
+        cell = replace(
+            next(iter(own.values()))[2],
+            setting="",
+            seeds=len(own),
+            gain=bootstrap(gains),
+            worst=bootstrap(worsts),
+            kept=sum(worst >= -tolerance - 1e-9 for worst in worsts),
+            against_first=None if own is reference else bootstrap(more),
+            by_seed=tuple(
+                (numbers.setdefault(pair, len(numbers)), gain, worst) for pair, (gain, worst, _) in own.items()
+            ),
+        )
+        found.setdefault(name, []).append(cell)
+    return found
+
+
+def family(name: str) -> str:
+    """A study's name without its target."""
+    return re.sub("-(forest|buildings)$", "", name)
+
+
+def together(studies: Studies) -> str:
+    """Studies of several targets as one: means over pairs of target and seed, and differences from the first row."""
+    heads = ("study", "images", "method", "pairs", "on dev images", "gain", "first row gains more by")
+    heads = (*heads, "worst class", "first row's is higher by", "kept")
+    lines = [f"| {' | '.join(heads)} |", f"| --- | ---: | --- | ---: | --- |{' ---: |' * 5}"]
+    for name, cells in pooled(studies).items():
+        first: dict[tuple[Kind, str, float], FrontierCell] = {}
+        for cell in cells:
+            if cell.kind == "trained":
+                continue
+            reference = first.setdefault((cell.kind, cell.column, cell.tolerance), cell)
+            apart = ["-", "-"] if cell is reference else differences(reference, cell)
             lines.append(
-                f"| {column} | {row} | {len(gains)} | {rule} | {points(bootstrap(gains))} | {apart[0]} | "
-                f"{points(bootstrap(worsts))} | {apart[1]} | {kept} of {len(gains)} |"
+                f"| {name} | {cell.column} | {cell.row} | {cell.seeds} | {chosen_by(cell)} | {points(cell.gain)} | "
+                f"{apart[0]} | {points(cell.worst)} | {apart[1]} | {cell.kept} of {cell.seeds} |"
             )
     return "\n".join(lines)
+
+
+def differences(reference: FrontierCell, cell: FrontierCell) -> list[str]:
+    """By how much the reference gains more, and its worst class is higher, pair by pair."""
+    mine, own = ({place: values for place, *values in item.by_seed} for item in (reference, cell))
+    shared = [(mine[place], own[place]) for place in own if place in mine]
+    return [points(bootstrap([left[which] - right[which] for left, right in shared])) for which in (0, 1)]
 
 
 def main() -> None:
@@ -148,7 +184,8 @@ def main() -> None:
         from holdfast.compare import figures
 
         kind = "decided" if given.decided else "shipped"
-        ships = [(name, cell) for name, cells in studies.items() for cell in cells if cell.kind == kind]
+        drawn = pooled(studies) if given.together else studies
+        ships = [(name, cell) for name, cells in drawn.items() for cell in cells if cell.kind == kind]
         labelled = [replace(cell, column=f"{name}, {cell.column} images a class") for name, cell in ships]
         figures.save(figures.frontier(labelled), given.figure)
 

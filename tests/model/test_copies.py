@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -66,3 +67,9 @@ def test_a_module_whose_forward_is_an_attribute_is_not_copied_like_that() -> Non
     module = Tied()
     module.body[0].forward = module.body[0].forward  # as libraries that hook into modules do
     assert with_own_parameters(module, [module.last.weight]) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:Warning")
+def test_nor_is_one_that_was_compiled_to_a_script() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 2)))
+    assert with_own_parameters(module, module[0].parameters()) is None

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -21,7 +22,7 @@ def with_own_parameters(module: Module, parameters: Iterable[Tensor]) -> Module 
 
     None where a module computes by more than its class and what is registered in it.
     """
-    if any("forward" in vars(item) for item in module.modules()):
+    if any("forward" in vars(item) or isinstance(item, torch.jit.ScriptModule) for item in module.modules()):
         return None
     own = {id(parameter) for parameter in parameters}
     modules: dict[int, nn.Module] = {}
