@@ -205,7 +205,8 @@ class _GainedAmong:
         self._rates, self._certain = rates, rates.gained <= 0.0 or rates.lost <= 0.0
         if not self._certain:
             a, b, count = rates.gained, rates.lost, np.arange(most + 1)
-            self._factorials, self._gained, self._lost = log_factorials(most), log_gamma(count + a), log_gamma(count + b)
+            self._factorials = log_factorials(most)
+            self._gained, self._lost = log_gamma(count + a), log_gamma(count + b)
             self._log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
     def at_least(self, needed: int, d: int) -> float:

@@ -281,7 +281,7 @@ class Classifier(nn.Module):
         last = self.towers.image_projection_parameters()
         light = with_own_parameters(self, last)
         if light is not None:
-            return light.eval()
+            return light
         own = {id(parameter) for parameter in last}
         tensors = [*self.parameters(), *self.buffers()]
         return self.copy_sharing((tensor, tensor) for tensor in tensors if id(tensor) not in own)
