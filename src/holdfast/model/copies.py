@@ -1,6 +1,6 @@
 """Copies of a model that hold its memory, but for a few parameters of their own.
 
-A round looks at hundreds of models that differ in one matrix. A deep copy walks through every attribute of every module,
+A round looks at hundreds of models that differ in one matrix. A deep copy walks through every attribute of a module,
 which takes several times as long as the copy of the matrix. Here modules, parameters and buffers are new objects;
 whatever else a module has is the model's own.
 """
