@@ -195,6 +195,9 @@ def begin_method(ready: PreparedRound, config: RoundConfig, runtime: Runtime) ->
     """
     stage(f"preparing the method {config.method.name}")
     method, projection = ready.method, ready.old.towers.projection
+    waking = wake(runtime.device)
+    if waking is not None:
+        waking.join()  # nobody else may ask the GPU for memory while a step is recorded
     with compute_mode(config.train, runtime.device, compiled=False), features_kept(user_store()):
         method.prepare(ready.old, ready.assembled.data)
     method.to(device=projection.device, dtype=projection.dtype)
