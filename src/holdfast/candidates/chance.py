@@ -204,7 +204,7 @@ class _GainedAmong:
     def __init__(self, most: int, rates: Rates) -> None:
         self._rates, self._certain = rates, rates.gained <= 0.0 or rates.lost <= 0.0
         if not self._certain:
-            a, b, count = rates.gained, rates.lost, np.arange(most + 1)
+            a, b, count = rates.gained, rates.lost, np.arange(most + 1, dtype=np.float64)
             self._factorials = log_factorials(most)
             self._gained, self._lost = log_gamma(count + a), log_gamma(count + b)
             self._log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
