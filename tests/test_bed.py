@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 
 from benchmarks import bed, clip, frontier
-from holdfast.compare.frontier import FrontierCell, bootstrap, points
 from holdfast.compare.grid import plan, read_study, ready_studies
 from holdfast.compare.pool import run_here
 from holdfast.compare.records import JobFolder, read_frontier
@@ -270,24 +269,3 @@ label = "refit alone"
     assert json.loads(kept.read_text())["studies"]["tiny"]
     with (result.out / "tables" / "frontier.csv").open() as table:
         assert {line["Method"] for line in csv.DictReader(table)} == {"holdfast", "RM", "refit alone"}
-
-
-def test_targets_together_are_compared_on_the_pairs_that_both_rows_have() -> None:
-    def cell(row: str, *by_seed: tuple[int, float, float]) -> FrontierCell:
-        none = bootstrap([0.0])
-        return FrontierCell("decided", row, "60", 0.03, "", len(by_seed), none, none, 0.0, 0, 0, None, by_seed)
-
-    studies = {
-        "bed": [cell("ours", (0, 0.4, -0.01), (1, 0.2, 0.0)), cell("theirs", (1, 0.1, -0.04))],
-        "bed-forest": [cell("ours", (0, 0.6, -0.02)), cell("theirs", (0, 0.2, -0.01))],
-    }
-    (name, cells) = next(iter(frontier.pooled(studies).items()))
-    assert (name, [item.row for item in cells]) == ("bed", ["ours", "theirs"])
-    ours, theirs = cells
-    assert (ours.seeds, ours.gain, ours.worst) == (3, bootstrap([0.4, 0.2, 0.6]), bootstrap([-0.01, 0.0, -0.02]))
-    assert (theirs.seeds, theirs.kept, theirs.against_first) == (2, 1, bootstrap([0.1 - 0.2, 0.2 - 0.6]))
-    assert frontier.differences(ours, theirs) == [
-        points(bootstrap([0.2 - 0.1, 0.6 - 0.2])),
-        points(bootstrap([0.0 + 0.04, -0.02 + 0.01])),
-    ]
-    assert "| bed | 60 | theirs | 2 | develop's rule, margin 3 |" in frontier.together(studies)
