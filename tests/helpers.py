@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -69,3 +72,19 @@ def made_up_round(
         open_test=lambda: dev,
         open_sealed=lambda: dev,
     )
+
+
+def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pictures each pass of an OpenCLIP image tower sees, from now on."""
+    from holdfast.model.openclip_towers import OpenClipTowers
+
+    seen: list[int] = []
+    for name in ("image_features", "image_hidden"):
+        plain = getattr(OpenClipTowers, name)
+
+        def counted(towers: OpenClipTowers, images: Tensor, plain: Any = plain) -> Tensor:
+            seen.append(len(images))
+            return plain(towers, images)
+
+        monkeypatch.setattr(OpenClipTowers, name, counted)
+    return seen

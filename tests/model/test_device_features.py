@@ -16,9 +16,8 @@ from holdfast.model.classifier import Classifier
 from holdfast.model.device_features import DeviceFeatures
 from holdfast.model.feature_store import MemoryStore, What, encode_set, features_kept
 from holdfast.model.openclip import load_towers
-from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.runtime import wake
-from tests.helpers import made_up_round
+from tests.helpers import made_up_round, passes_of
 
 BATCH = 8
 
@@ -37,16 +36,7 @@ def dev() -> LabelledSet:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each pass of the image tower sees."""
-    seen: list[int] = []
-    for name in ("image_features", "image_hidden"):
-        plain = getattr(OpenClipTowers, name)
-
-        def counted(towers: OpenClipTowers, images: Tensor, plain: Any = plain) -> Tensor:
-            seen.append(len(images))
-            return plain(towers, images)
-
-        monkeypatch.setattr(OpenClipTowers, name, counted)
-    return seen
+    return passes_of(monkeypatch)
 
 
 def encoded(

@@ -34,7 +34,7 @@ from holdfast.model.folder import load_model, model_fingerprint
 from holdfast.model.openclip import load_towers
 from holdfast.model.openclip_towers import OpenClipTowers
 from holdfast.rounds.develop import develop
-from tests.helpers import made_up_round
+from tests.helpers import made_up_round, passes_of
 from tests.processes import Forked
 from tests.rounds.test_round import ROUND
 
@@ -55,20 +55,6 @@ def model() -> Classifier:
 def features(model: Classifier, examples: LabelledSet, store: FeatureStore | None, **options: Any) -> Tensor:
     with features_kept(store):
         return torch.cat([found for _, found in encode_set(model.towers, examples, model.towers.projection, **options)])
-
-
-def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many pictures each pass of the image tower sees, from now on."""
-    seen: list[int] = []
-    for name in ("image_features", "image_hidden"):
-        plain = getattr(OpenClipTowers, name)
-
-        def counted(towers: OpenClipTowers, images: Tensor, plain: Any = plain) -> Tensor:
-            seen.append(len(images))
-            return plain(towers, images)
-
-        monkeypatch.setattr(OpenClipTowers, name, counted)
-    return seen
 
 
 def test_features_are_computed_once_and_are_the_same_bits(

@@ -145,16 +145,15 @@ def passing_mass(images: int, margin: float, level: float, rates: Rates) -> floa
     first = critical_region(images, margin, level)
     if first is None:
         return 0.0
-    flips = np.arange(images + 1)
-    mass = _beta_binomial(flips, images, rates.gained + rates.lost, rates.same)
+    mass = _BetaBinomial(images, rates.gained + rates.lost, rates.same).of(images)
     likely = np.flatnonzero(np.cumsum(mass[::-1])[::-1] > _LEFT_OUT)
     most = int(likely[-1]) if len(likely) else 0
-    among = _GainedAmong(most, rates)
+    gained = _BetaBinomial(most, rates.gained, rates.lost)
     total = 0.0
     for d in range(most + 1):
         needed = int(first[d])
         if needed <= d and mass[d] != 0.0:
-            total += float(mass[d] * among.at_least(needed, d))
+            total += float(mass[d] * gained.of(d, needed).sum())
     return min(1.0, total)
 
 
@@ -188,35 +187,24 @@ def keeping_mass(margin: float, rates: Rates) -> float:
     return float((change > -margin).mean())
 
 
-def _beta_binomial(k: np.ndarray, n: int, a: float, b: float) -> FloatArray:
-    """P(k of n) where the rate is Beta(a, b); a rate that is certainly 0 or 1 is allowed."""
-    if a <= 0.0 or b <= 0.0:
-        return np.asarray(k == (0 if a <= 0.0 else n), dtype=np.float64)
-    logs = log_factorials(n)
-    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-    log = log_gamma(k + a) + log_gamma(n - k + b) - math.lgamma(n + a + b) - log_beta
-    return np.exp(logs[n] - logs[k] - logs[n - k] + log)
+class _BetaBinomial:
+    """P(k of n) for n <= most where the rate is Beta(a, b); a rate that is certainly 0 or 1 is allowed."""
 
-
-class _GainedAmong:
-    """The chance of so many gained among d flips, d <= most: beta-binomial, its logarithms of Gamma computed once."""
-
-    def __init__(self, most: int, rates: Rates) -> None:
-        self._rates, self._certain = rates, rates.gained <= 0.0 or rates.lost <= 0.0
-        if not self._certain:
-            a, b, count = rates.gained, rates.lost, np.arange(most + 1, dtype=np.float64)
+    def __init__(self, most: int, a: float, b: float) -> None:
+        self._a, self._b, self._certain = a, b, a <= 0.0 or b <= 0.0
+        if not self._certain:  # what all n share
+            count = np.arange(most + 1, dtype=np.float64)
             self._factorials = log_factorials(most)
-            self._gained, self._lost = log_gamma(count + a), log_gamma(count + b)
+            self._taken, self._left = log_gamma(count + a), log_gamma(count + b)
             self._log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
-    def at_least(self, needed: int, d: int) -> float:
-        """P(at least ``needed`` of d), for needed from 0 to d."""
-        a, b = self._rates.gained, self._rates.lost
+    def of(self, n: int, first: int = 0) -> FloatArray:
+        """For k from ``first`` to n."""
         if self._certain:
-            return float(_beta_binomial(np.arange(needed, d + 1), d, a, b).sum())
-        logs, lost = self._factorials, slice(d - needed, None, -1)  # d - k for k from needed to d
-        log = self._gained[needed : d + 1] + self._lost[lost] - math.lgamma(d + a + b) - self._log_beta
-        return float(np.exp(logs[d] - logs[needed : d + 1] - logs[lost] + log).sum())
+            return np.asarray(np.arange(first, n + 1) == (0 if self._a <= 0.0 else n), dtype=np.float64)
+        logs, k, rest = self._factorials, slice(first, n + 1), slice(n - first, None, -1)  # rest: n - k
+        log = self._taken[k] + self._left[rest] - math.lgamma(n + self._a + self._b) - self._log_beta
+        return np.exp(logs[n] - logs[k] - logs[rest] + log)
 
 
 def _beta_quantiles(points: FloatArray, a: float, b: float) -> FloatArray:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from holdfast.data.round import Images, Kept, TextRows, Texts
 from holdfast.errors import UserError, nearest
-from holdfast.model.copies import with_own_parameters
+from holdfast.model.copies import light_copy
 from holdfast.model.heads import HeadRound, TaskHeads
 from holdfast.model.prompt_features import prompt_backbone
 from holdfast.model.prompts import class_means, tokenize_prompts
@@ -269,8 +269,12 @@ class Classifier(nn.Module):
         ``shared`` are pairs of this model's parameter or buffer and of a tensor with the same values, which may be
         itself. Whoever writes to such a tensor changes every model that holds it: for models that are only looked at.
         """
+        pairs = list(shared)
+        light = light_copy(self, {id(own): other for own, other in pairs})
+        if light is not None:
+            return light
         memo: dict[int, Any] = {}
-        for own, other in shared:
+        for own, other in pairs:
             memory = other.detach()
             memo[id(own)] = nn.Parameter(memory, requires_grad=False) if isinstance(own, nn.Parameter) else memory
         copied: Classifier = copy.deepcopy(self, memo)
@@ -278,11 +282,7 @@ class Classifier(nn.Module):
 
     def copy_with_own_last_layer(self) -> Classifier:
         """A copy whose image tower's last layer may be written to; everything else is shared with this model."""
-        last = self.towers.image_projection_parameters()
-        light = with_own_parameters(self, last)
-        if light is not None:
-            return light
-        own = {id(parameter) for parameter in last}
+        own = {id(parameter) for parameter in self.towers.image_projection_parameters()}
         tensors = [*self.parameters(), *self.buffers()]
         return self.copy_sharing((tensor, tensor) for tensor in tensors if id(tensor) not in own)
 

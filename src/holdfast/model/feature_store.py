@@ -272,10 +272,8 @@ def on_device(
 
 def _kind(towers: TwoTowers, preprocess: Preprocess, what: What, like: Tensor) -> str:
     """What features on a GPU depend on, beside weights and pictures."""
-    device = like.device.type
-    autocast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
-    precision = [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, autocast, repr(active_mode())]
-    return canonical_json([what, str(like.dtype), precision, towers.spec(), preprocess.to_json()])
+    arithmetic = [torch.backends.cudnn.allow_tf32, *_precision(like.device.type)]
+    return canonical_json([what, str(like.dtype), arithmetic, towers.spec(), preprocess.to_json()])
 
 
 @torch.no_grad()
@@ -435,8 +433,11 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _arithmetic() -> list[object]:
-    """What the bits of a product depend on beside its factors."""
-    precision = torch.get_float32_matmul_precision()
-    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
-    versions = [torch.__version__, torch.backends.cpu.get_cpu_capability(), _PASS]
-    return [*versions, precision, autocast, repr(active_mode()), torch.are_deterministic_algorithms_enabled()]
+    """What the bits of a product depend on beside its factors, on a CPU."""
+    return [torch.__version__, torch.backends.cpu.get_cpu_capability(), _PASS, *_precision("cpu")]
+
+
+def _precision(device: str) -> list[object]:
+    autocast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+    exact = torch.are_deterministic_algorithms_enabled()
+    return [torch.get_float32_matmul_precision(), autocast, repr(active_mode()), exact]

@@ -64,10 +64,8 @@ class CandidateMaker:
         """Interpolations of the old weights with a checkpoint, without those at lambda 0, and the checkpoint itself: as
         it was trained and, where its image tower moved, with all logits fitted anew on top."""
         stage(f"making candidates from {step}")
-        config, kept = (
-            self._config.candidates,
-            MemoryStore(),
-        )  # on a CPU one pass of the checkpoint's tower serves them all
+        config = self._config.candidates
+        kept = MemoryStore()  # one pass of the checkpoint's tower serves them all
         lambdas = [lam for lam in self._config.lambdas if lam > 0]
         made: list[Candidate] = []
         for lam in lambdas:
